@@ -1,0 +1,1 @@
+"""The log: partitions of record batches on disk, durable before they are acknowledged."""

@@ -1,0 +1,1 @@
+"""The node: the log, served to any Kafka client."""
