@@ -7,7 +7,11 @@
     ├── UnhealthyError              it answers, and says that it is not well
     ├── RefusedError                security said no
     │   ├── AuthenticationFailed
+    │   │   ├── UnsupportedMechanism
+    │   │   └── IllegalSaslState
     │   └── NotAuthorized
+    │       ├── GroupNotAuthorized
+    │       └── ClusterNotAuthorized
     ├── ProtocolError               the peer sent what the protocol does not allow: the connection is closed
     │   ├── MalformedRequest
     │   └── UnsupportedVersion
@@ -71,8 +75,24 @@ class AuthenticationFailed(RefusedError):
     """The credentials do not prove who the peer says it is."""
 
 
+class UnsupportedMechanism(AuthenticationFailed):
+    """The SASL mechanism is not offered on this connection."""
+
+
+class IllegalSaslState(AuthenticationFailed):
+    """A step of authentication came when it was not its turn."""
+
+
 class NotAuthorized(RefusedError):
     """The principal is known but may not do this."""
+
+
+class GroupNotAuthorized(NotAuthorized):
+    """The principal may not do this to the consumer group."""
+
+
+class ClusterNotAuthorized(NotAuthorized):
+    """The principal may not do this to the cluster."""
 
 
 class ProtocolError(WalstreamError):
@@ -159,6 +179,12 @@ class InvalidProducerEpoch(RequestError):
     """A newer instance of this producer has taken over."""
 
 
+class TooManyProducers(RequestError):
+    """As many idempotent producers write to the partition as it can remember safely."""
+
+    retryable = True
+
+
 class FencedLeaderEpoch(RequestError):
     """The client knows an older leader epoch than the node."""
 
@@ -173,6 +199,14 @@ class UnknownLeaderEpoch(RequestError):
 
 class TransactionsUnsupported(RequestError):
     """Kafka transactions are not offered."""
+
+
+class PolicyViolation(RequestError):
+    """The topic's settings do not allow it."""
+
+
+class InvalidAcks(RequestError):
+    """The producer asks for a number of acknowledgements that does not exist."""
 
 
 class RequestTimedOut(RequestError):
@@ -243,6 +277,16 @@ class CoordinatorLoading(GroupError):
     retryable = True
 
 
+class CoordinatorUnavailable(GroupError):
+    """The node is stopping: ask again for the coordinator."""
+
+    retryable = True
+
+
+class OffsetMetadataTooLarge(GroupError):
+    """The note attached to a committed offset is longer than the node keeps."""
+
+
 class StorageError(WalstreamError):
     """The disk, or what is on it."""
 
@@ -292,7 +336,11 @@ _TABLE: dict[type[WalstreamError], Codes] = {
     UnhealthyError: Codes(-1, "FAILED_PRECONDITION", 4),
     RefusedError: Codes(31, "PERMISSION_DENIED", 5),
     AuthenticationFailed: Codes(58, "UNAUTHENTICATED", 5),
+    UnsupportedMechanism: Codes(33, "UNAUTHENTICATED", 5),
+    IllegalSaslState: Codes(34, "UNAUTHENTICATED", 5),
     NotAuthorized: Codes(29, "PERMISSION_DENIED", 5),
+    GroupNotAuthorized: Codes(30, "PERMISSION_DENIED", 5),
+    ClusterNotAuthorized: Codes(31, "PERMISSION_DENIED", 5),
     ProtocolError: Codes(42, "INVALID_ARGUMENT", 1),
     UnsupportedVersion: Codes(35, "UNIMPLEMENTED", 1),
     RequestError: Codes(42, "INVALID_ARGUMENT", 1),
@@ -311,9 +359,12 @@ _TABLE: dict[type[WalstreamError], Codes] = {
     UnsupportedFormat: Codes(43, "INVALID_ARGUMENT", 1),
     OutOfOrderSequence: Codes(45, "FAILED_PRECONDITION", 1),
     InvalidProducerEpoch: Codes(47, "FAILED_PRECONDITION", 1),
+    TooManyProducers: Codes(89, "RESOURCE_EXHAUSTED", 1),
     FencedLeaderEpoch: Codes(74, "FAILED_PRECONDITION", 1),
     UnknownLeaderEpoch: Codes(75, "FAILED_PRECONDITION", 1),
     TransactionsUnsupported: Codes(35, "UNIMPLEMENTED", 1),
+    PolicyViolation: Codes(44, "FAILED_PRECONDITION", 1),
+    InvalidAcks: Codes(21, "INVALID_ARGUMENT", 1),
     RequestTimedOut: Codes(7, "DEADLINE_EXCEEDED", 1),
     InvalidGroup: Codes(24, "INVALID_ARGUMENT", 1),
     UnknownMember: Codes(25, "FAILED_PRECONDITION", 1),
@@ -328,6 +379,8 @@ _TABLE: dict[type[WalstreamError], Codes] = {
     GroupSubscribed: Codes(86, "FAILED_PRECONDITION", 1),
     GroupFull: Codes(81, "RESOURCE_EXHAUSTED", 1),
     CoordinatorLoading: Codes(14, "UNAVAILABLE", 1),
+    CoordinatorUnavailable: Codes(15, "UNAVAILABLE", 1),
+    OffsetMetadataTooLarge: Codes(12, "INVALID_ARGUMENT", 1),
     StorageError: Codes(56, "INTERNAL", 4),
     DirectoryLocked: Codes(56, "FAILED_PRECONDITION", 5),
     DirectoryUnusable: Codes(56, "FAILED_PRECONDITION", 5),

@@ -1,0 +1,212 @@
+"""The metadata of a single node: its topics, its epoch, its producer ids, in files beside the log.
+
+Owns `meta.json` (who this node is), `topics.json` (the catalogue) and `reserved.json` (numbers promised never to be
+given again). Every change is durable before it is returned. A cluster keeps the same facts in etcd.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+import msgspec
+
+from walstream.errors import (
+    ConfigError,
+    CorruptLog,
+    InvalidPartitions,
+    InvalidTopic,
+    TopicExists,
+    UnknownTopic,
+    UnknownTopicId,
+)
+from walstream.log.disk import Disk
+from walstream.log.settings import TopicSettings
+
+T = TypeVar("T")
+
+FORMAT = 1
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+PARTITIONS_MAX = 10_000
+PRODUCER_ID_BLOCK = 1_000
+"""Producer ids are promised in blocks, so that one fsync serves many producers."""
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A topic as the catalogue has it."""
+
+    name: str
+    id: UUID
+    partitions: int
+    config: dict[str, str] = {}
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether walstream keeps its own state in it: clients may read it but not create it."""
+        return self.name.startswith("__")
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    cluster_id: str
+    node_id: int
+    format: int = FORMAT
+
+
+class _Topics(msgspec.Struct, frozen=True):
+    topics: list[Topic] = []
+
+
+class _Reserved(msgspec.Struct, frozen=True):
+    producer_id: int = 0
+    append_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What is asked for."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+class Catalogue:
+    """What this node knows of topics and of itself. Methods that change something block for one fsync."""
+
+    def __init__(self, disk: Disk, folder: Path, *, node_id: int, defaults: TopicSettings) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._defaults = defaults
+        disk.make_directory(folder)
+        meta = self._load_meta(node_id)
+        self.cluster_id = meta.cluster_id
+        self.node_id = meta.node_id
+        self.topics = {topic.name: topic for topic in self._load("topics.json", _Topics).topics}
+        self.by_id = {topic.id: topic for topic in self.topics.values()}
+        reserved = self._load("reserved.json", _Reserved)
+        self._producer_id = self._producer_id_end = reserved.producer_id
+        self.append_time_floor_ms = self._append_time_ms = reserved.append_time_ms
+
+    def _load_meta(self, node_id: int) -> _Meta:
+        data = self._disk.read(self._folder / "meta.json")
+        if data is None:
+            meta = _Meta(cluster_id=uuid4().hex[:22], node_id=node_id)
+            self._disk.write(self._folder / "meta.json", msgspec.json.encode(meta), durable=True)
+            return meta
+        meta = self._load("meta.json", _Meta)
+        if meta.format != FORMAT:
+            raise CorruptLog(
+                f"The data directory has format {meta.format}; this walstream knows {FORMAT}.",
+                "Start the version of walstream that wrote it.",
+            )
+        if meta.node_id != node_id:
+            raise ConfigError(
+                f"The data directory belongs to node {meta.node_id}, the configuration says node {node_id}.",
+                "Set node.node_id to the first, or node.data to another folder.",
+            )
+        return meta
+
+    def _load(self, name: str, kind: type[T]) -> T:
+        data = self._disk.read(self._folder / name)
+        if data is None:
+            return kind()
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            raise CorruptLog(f"{self._folder / name} cannot be read: {error}.", "Restore it from a copy.") from error
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic; raises UnknownTopic."""
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise UnknownTopic(f"There is no topic {name!r}.") from None
+
+    def topic_by_id(self, topic_id: UUID) -> Topic:
+        """Return a topic; raises UnknownTopicId."""
+        try:
+            return self.by_id[topic_id]
+        except KeyError:
+            raise UnknownTopicId(f"No topic has the id {topic_id}.") from None
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        """Return a topic's settings over the node's defaults."""
+        return TopicSettings.parse(topic.config, self._defaults)
+
+    def check_new(self, new: NewTopic) -> None:
+        """Raise what forbids this topic, if anything does."""
+        if not TOPIC_NAME.fullmatch(new.name) or new.name in (".", ".."):
+            raise InvalidTopic(
+                f"{new.name!r} cannot be a topic's name.",
+                "Use 1 to 249 letters, digits, dots, underscores and hyphens.",
+            )
+        if new.name in self.topics:
+            raise TopicExists(f"The topic {new.name} exists already.")
+        if not 1 <= new.partitions <= PARTITIONS_MAX:
+            raise InvalidPartitions(f"A topic has 1 to {PARTITIONS_MAX} partitions, not {new.partitions}.")
+        TopicSettings.parse(new.config, self._defaults)
+
+    def create(self, specifications: list[NewTopic]) -> list[Topic]:
+        """Add topics, all or none."""
+        for new in specifications:
+            self.check_new(new)
+        made = [Topic(new.name, uuid4(), new.partitions, dict(new.config)) for new in specifications]
+        self._save({**self.topics, **{topic.name: topic for topic in made}})
+        return made
+
+    def delete(self, names: list[str]) -> list[Topic]:
+        """Remove topics, all or none."""
+        gone = [self.topic(name) for name in names]
+        self._save({name: topic for name, topic in self.topics.items() if name not in set(names)})
+        return gone
+
+    def grow(self, name: str, partitions: int) -> Topic:
+        """Give a topic more partitions."""
+        topic = self.topic(name)
+        if not topic.partitions < partitions <= PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"{name} has {topic.partitions} partitions; it can be given more, up to {PARTITIONS_MAX}, "
+                f"not {partitions}."
+            )
+        return self._change(msgspec.structs.replace(topic, partitions=partitions))
+
+    def configure(self, name: str, config: Mapping[str, str]) -> Topic:
+        """Replace a topic's own settings."""
+        topic = msgspec.structs.replace(self.topic(name), config=dict(config))
+        TopicSettings.parse(topic.config, self._defaults)
+        return self._change(topic)
+
+    def _change(self, topic: Topic) -> Topic:
+        self._save({**self.topics, topic.name: topic})
+        return topic
+
+    def _save(self, topics: dict[str, Topic]) -> None:
+        data = msgspec.json.encode(_Topics(list(topics.values())))
+        self._disk.write(self._folder / "topics.json", data, durable=True)
+        self.topics = topics
+        self.by_id = {topic.id: topic for topic in topics.values()}
+
+    # ── numbers that are never given twice ───────────────────────────────────────────────────────────────────────
+
+    def next_producer_id(self) -> int:
+        """Return a producer id that no producer ever had."""
+        if self._producer_id == self._producer_id_end:
+            self._reserve(self._producer_id_end + PRODUCER_ID_BLOCK, self._append_time_ms)
+        producer_id = self._producer_id
+        self._producer_id += 1
+        return producer_id
+
+    def reserve_append_time(self, until_ms: int) -> None:
+        """Promise that append times after this process will be at or above `until_ms`."""
+        self._reserve(self._producer_id_end, until_ms)
+
+    def _reserve(self, producer_id: int, append_time_ms: int) -> None:
+        data = msgspec.json.encode(_Reserved(producer_id, append_time_ms))
+        self._disk.write(self._folder / "reserved.json", data, durable=True)
+        self._producer_id_end, self._append_time_ms = producer_id, append_time_ms

@@ -1,0 +1,86 @@
+"""The checkpoint: what recovery may trust without reading it again.
+
+One file for the whole node, replaced atomically: at every start (with the new epoch, before the first append or
+answer), every `log.checkpoint_interval_ms` while something changes, when records are deleted, and at a clean stop.
+For each partition it says up to where the segment's file is synced, and what the log's state was just there; recovery
+goes on from that point by reading batches. `clean` means that nothing was written after it.
+
+The epoch map of every partition is in here, too: a new epoch must be durable before the first batch that carries it,
+for all partitions of a node at once, and one file needs one fsync for that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from walstream.errors import CorruptLog
+from walstream.log.disk import Disk
+from walstream.log.journal import PartitionKey
+
+FORMAT = 1
+
+
+class PartitionCheckpoint(msgspec.Struct, frozen=True):
+    """The state of one partition just below `offset`."""
+
+    log_start: int
+    segment: int
+    """Base offset of the segment that `position` lies in."""
+    position: int
+    """Everything before it in that file, and in all older files, is synced and was checked."""
+    offset: int
+    """The offset of the batch that begins at `position`."""
+    epochs: list[tuple[int, int]] = []
+    producers: list[Any] = []
+    cleaned_until: int = 0
+    """Compaction has seen everything below."""
+    gaps_below: int = 0
+    """Compaction may have taken offsets away below; above, a missing offset is damage."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The state of a node's log."""
+
+    epoch: int
+    clean: bool
+    partitions: dict[str, PartitionCheckpoint] = {}
+    format: int = FORMAT
+
+    def partition(self, key: PartitionKey) -> PartitionCheckpoint | None:
+        """Return what is known of a partition; None for one created since."""
+        return self.partitions.get(key_text(key))
+
+
+def key_text(key: PartitionKey) -> str:
+    """Return the name of a partition in the file."""
+    topic_id: UUID = key[0]
+    return f"{topic_id}/{key[1]}"
+
+
+def save(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
+    """Replace the checkpoint durably."""
+    disk.write(path, msgspec.json.encode(checkpoint), durable=True)
+
+
+def load(disk: Disk, path: Path) -> Checkpoint | None:
+    """Read the checkpoint back; None in a new data directory."""
+    data = disk.read(path)
+    if data is None:
+        return None
+    try:
+        checkpoint = msgspec.json.decode(data, type=Checkpoint)
+    except msgspec.DecodeError as error:
+        raise CorruptLog(
+            f"The checkpoint {path} cannot be read: {error}.",
+            "It holds the epochs that keep replicas apart: restore it from a backup of the folder, do not delete it.",
+        ) from error
+    if checkpoint.format != FORMAT:
+        raise CorruptLog(
+            f"The checkpoint {path} has format {checkpoint.format}; this walstream knows {FORMAT}.",
+            "Start the version of walstream that wrote it.",
+        )
+    return checkpoint

@@ -1,0 +1,204 @@
+"""The cleaner: rounds of key compaction over the sealed segments of one partition.
+
+`compaction` decides what stays of a batch; this module decides when a round is due, reads the segments, writes their
+successors and puts them in place. A round never touches the last segment, nor one that a checkpoint on disk still
+points into, so recovery never starts in the middle of a file that has been rewritten.
+
+The steps of a round, so that a crash between any two of them is finished or undone:
+
+1. `execute` writes the successors as `<base>-<end>.clean` and syncs them; recovery removes such files;
+2. the caller saves a checkpoint with `gaps_below` raised: from here on a missing offset below it is not damage;
+3. `decide` renames them to `.swap`; from here on recovery would put them in place (`recovery.finish_swaps`);
+4. `install` lets readers see them; 5. `finish` gives them their names and removes what they replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from walstream.log.batch import Buffer, parse_header
+from walstream.log.compaction import CleanStats, OffsetMap, clean
+from walstream.log.disk import Disk
+from walstream.log.index import Index
+from walstream.log.journal import PartitionKey
+from walstream.log.partition_log import PartitionLog
+from walstream.log.recovery import finish_swaps
+from walstream.log.segment import OpenFiles, Segment
+
+WRITE_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Round:
+    """One round: what it works on and, once done, what it made."""
+
+    partition: PartitionLog
+    segments: list[Segment]
+    cleaned_until: int
+    log_end: int
+    now_ms: int
+    made: list[tuple[list[Segment], Segment]] = field(default_factory=list)
+    """(the segments replaced, their successor), from the start of the log upwards."""
+    reached: int = 0
+    stats: CleanStats = field(default_factory=CleanStats)
+
+
+class _Successor:
+    """A segment that is being written in the place of others."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._segment.index = Index()
+        self._segment.path = segment.path.with_name(f"{segment.base_offset:020d}.clean")
+        self._file = segment.file_to_write()
+        self._file.truncate(0)
+        self._chunk: list[Buffer] = []
+        self._chunk_bytes = self._position = 0
+        self.replaced: list[Segment] = []
+
+    @property
+    def size(self) -> int:
+        """What has been put into it."""
+        return self._segment.size
+
+    def add(self, batch: Buffer) -> None:
+        """Append a batch."""
+        self._segment.note(parse_header(batch))
+        self._chunk.append(batch)
+        self._chunk_bytes += len(batch)
+        if self._chunk_bytes >= WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        self._position += self._file.pwritev(self._chunk, self._position)
+        self._chunk, self._chunk_bytes = [], 0
+
+    def seal(self, disk: Disk, segments: list[Segment]) -> tuple[list[Segment], Segment]:
+        """Sync it under a name that tells what it replaces, and return both."""
+        self._write()
+        self._file.sync()
+        segment, first = self._segment, self.replaced[0]
+        segment.visible_size = segment.synced_size = segment.size
+        segment.created_ms, segment.sealed, segment.is_named = first.created_ms, True, True
+        end = _end_of(self.replaced[-1], segments)
+        named = segment.path.with_name(f"{segment.base_offset:020d}-{end:020d}.clean")
+        disk.rename(segment.path, named)
+        segment.path = named
+        return self.replaced, segment
+
+
+class Cleaner:
+    """Compacts the partitions of a node, one round at a time."""
+
+    def __init__(self, disk: Disk, open_files: OpenFiles, keys_max: int) -> None:
+        self._disk = disk
+        self._open_files = open_files
+        self._keys_max = keys_max
+        self._horizons_ms: dict[PartitionKey, int] = {}
+
+    def plan(self, partition: PartitionLog, saved_segment: int, now_ms: int) -> Round | None:
+        """Return the round that is due for a partition, if one is. `saved_segment` is where its checkpoint stands."""
+        settings = partition.settings
+        if not settings.compacted:
+            return None
+        segments = [
+            segment
+            for segment in partition.segments[:-1]
+            if segment.base_offset < saved_segment and segment.synced_size == segment.size
+        ]
+        total = sum(segment.size for segment in segments)
+        dirty = sum(
+            segment.size
+            for segment, following in zip(segments, partition.segments[1:], strict=False)
+            if following.base_offset > partition.cleaned_until
+        )
+        tombstones_due = self._horizons_ms.get(partition.key, now_ms + 1) <= now_ms
+        if not total or ((dirty == 0 or dirty / total < settings.min_dirty_ratio) and not tombstones_due):
+            return None
+        return Round(partition, segments, partition.cleaned_until, partition.high_watermark, now_ms)
+
+    def execute(self, work: Round) -> None:
+        """Write the successors of the segments. Blocks; runs beside the loop.
+
+        Raises CorruptLog at a damaged batch (nothing is put in place then), OSError if the disk refuses.
+        """
+        offsets = OffsetMap(work.cleaned_until, self._keys_max)
+        for batch in _batches(work.segments, work.cleaned_until):
+            if not offsets.add(batch):
+                break
+        work.reached = offsets.end
+        try:
+            self._rewrite([segment for segment in work.segments if segment.base_offset < offsets.end], offsets, work)
+        except Exception:
+            self.undo(work)
+            raise
+
+    def undo(self, work: Round) -> None:
+        """Remove the successors that were written. Blocks."""
+        for _, successor in work.made:
+            self._disk.remove(successor.path)
+
+    def decide(self, work: Round) -> None:
+        """Make the successors the ones that count. Blocks; runs beside the loop."""
+        for _, successor in work.made:
+            swap = successor.path.with_suffix(".swap")
+            self._disk.rename(successor.path, swap)
+            successor.path = swap
+        self._disk.sync_directory(work.partition.folder)
+
+    def _rewrite(self, segments: list[Segment], offsets: OffsetMap, work: Round) -> None:
+        """Write what remains of the segments, several into one successor where they fit."""
+        partition, successor = work.partition, None
+        for segment in segments:
+            if successor is not None and successor.size + segment.size > partition.settings.segment_bytes:
+                work.made.append(successor.seal(self._disk, partition.segments))
+                successor = None
+            if successor is None:
+                successor = _Successor(Segment(self._disk, partition.folder, segment.base_offset, self._open_files))
+            successor.replaced.append(segment)
+            for batch in clean(
+                _batches([segment], 0),
+                offsets,
+                now_ms=work.now_ms,
+                delete_retention_ms=partition.settings.delete_retention_ms,
+                log_end=work.log_end,
+                stats=work.stats,
+            ):
+                successor.add(batch)
+        if successor is not None:
+            work.made.append(successor.seal(self._disk, partition.segments))
+
+    def install(self, work: Round) -> None:
+        """Let readers see the successors. On the event-loop thread."""
+        partition = work.partition
+        for group, successor in work.made:
+            partition.replace(group, [successor])
+        partition.cleaned_until = max(partition.cleaned_until, work.reached)
+        if work.stats.next_horizon_ms is None:
+            self._horizons_ms.pop(partition.key, None)
+        else:
+            self._horizons_ms[partition.key] = work.stats.next_horizon_ms
+
+    def finish(self, work: Round) -> None:
+        """Give the successors their names and remove what they replace. Blocks; runs beside the loop."""
+        for group, _ in work.made:
+            for segment in group:
+                segment.remove()
+        finish_swaps(self._disk, work.partition.folder)
+        for _, successor in work.made:
+            successor.path = successor.path.with_name(f"{successor.base_offset:020d}.log")
+            successor.save_index()
+
+
+def _batches(segments: list[Segment], from_offset: int) -> Iterator[Buffer]:
+    """Yield every batch that ends at or after an offset."""
+    for segment in segments:
+        for position, header in segment.headers():
+            if header.last_offset >= from_offset:
+                yield segment.file.pread(header.length, position)
+
+
+def _end_of(segment: Segment, segments: list[Segment]) -> int:
+    """Return where the next segment begins."""
+    return next(other.base_offset for other in segments if other.base_offset > segment.base_offset)

@@ -1,0 +1,106 @@
+"""Who does the log's blocking work: threads in a node, the caller itself in tests and tools.
+
+The log never starts a thread: it hands flushes and background jobs to a `Driver`, and gets their completions back on
+the thread that owns its state. A simulator is a third driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from walstream.log.group_commit import FlushThread, GroupCommit
+
+T = TypeVar("T")
+Done = Callable[[T | None, Exception | None], None]
+
+
+class Driver(Protocol):
+    """Runs what blocks, and brings the result back to the event-loop thread."""
+
+    def start(self, commit: GroupCommit) -> None:
+        """Begin to flush what group commit is given."""
+
+    def run(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job beside the loop, one at a time and in order, then call `done` on the loop."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop. May be called on any thread."""
+
+    def stop(self) -> None:
+        """Finish everything that was given. Blocks."""
+
+
+class ThreadDriver:
+    """A flush thread and a housekeeping thread; completions go through `post`, say `loop.call_soon_threadsafe`."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self.post = post
+        self._jobs = ThreadPoolExecutor(1, "walstream-housekeeping")
+        self._flush: FlushThread | None = None
+
+    def start(self, commit: GroupCommit) -> None:
+        """Start the flush thread."""
+        self._flush = FlushThread(commit, self.post)
+
+    def run(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job on the housekeeping thread."""
+
+        def work() -> None:
+            try:
+                result = job()
+            except Exception as error:
+                self.post(lambda error=error: done(None, error))  # type: ignore[misc]
+            else:
+                self.post(lambda: done(result, None))
+
+        self._jobs.submit(work)
+
+    def stop(self) -> None:
+        """Flush what is queued, finish the jobs and end the threads."""
+        if self._flush is not None:
+            self._flush.stop()
+        self._jobs.shutdown()
+
+
+class InlineDriver:
+    """Does everything at once on the calling thread; flushes wait for `flush`."""
+
+    def __init__(self) -> None:
+        self._commit: GroupCommit | None = None
+
+    def start(self, commit: GroupCommit) -> None:
+        """Remember what to flush."""
+        self._commit = commit
+
+    def run(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job now."""
+        try:
+            result = job()
+        except Exception as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back now."""
+        callback()
+
+    def flush(self) -> None:
+        """Do what is queued."""
+        commit = self._commit
+        assert commit is not None
+        while taken := commit.take(wait=False):
+            if isinstance(taken, list):
+                commit.complete(commit.execute(taken))
+            else:
+                taken()
+            if commit.begin_settling():
+                commit.complete_settling(commit.settle())
+
+    def stop(self) -> None:
+        """Flush what is queued and sync what is behind."""
+        assert self._commit is not None
+        self._commit.ask_settling()
+        self.flush()

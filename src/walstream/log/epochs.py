@@ -1,0 +1,124 @@
+"""The leader-epoch map of one partition: from which offset on each leader wrote.
+
+Owns the arithmetic of leader epochs (the replication rules, after Kafka's KIP-101 and KIP-279) and nothing else: the
+caller makes the map durable, synchronously, before a new leader appends or answers. Sans-IO.
+
+Invariant: epochs and start offsets both rise strictly. A leader that wrote nothing therefore vanishes when the next
+one starts at the same offset; its end and its predecessor's are the same, so no answer about divergence changes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from walstream.errors import CorruptLog
+
+NO_EPOCH: Final = -1
+
+
+class EpochMap:
+    """Epoch → first offset of that epoch, for as far back as the log reaches."""
+
+    __slots__ = ("_epochs", "_starts")
+
+    def __init__(self) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+
+    @classmethod
+    def from_list(cls, entries: Iterable[Iterable[int]]) -> EpochMap:
+        """Build the map from what `to_list` gave. Raises CorruptLog if it cannot have come from there."""
+        epoch_map = cls()
+        try:
+            pairs = [(epoch, start) for epoch, start in entries]
+        except (TypeError, ValueError) as error:
+            raise CorruptLog("The stored leader epochs are not a list of pairs.") from error
+        for epoch, start in pairs:
+            if type(epoch) is not int or type(start) is not int or epoch < 0 or start < 0:
+                raise CorruptLog(f"Leader epoch {epoch!r} starting at {start!r} is not possible.")
+            if epoch_map._epochs and (epoch <= epoch_map._epochs[-1] or start <= epoch_map._starts[-1]):
+                raise CorruptLog(f"Leader epoch {epoch} starting at {start} does not rise above the one before it.")
+            epoch_map._epochs.append(epoch)
+            epoch_map._starts.append(start)
+        return epoch_map
+
+    def to_list(self) -> list[list[int]]:
+        """Return the map as plain data: pairs of epoch and start, rising."""
+        return [[epoch, start] for epoch, start in zip(self._epochs, self._starts, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EpochMap):
+            return NotImplemented
+        return self._epochs == other._epochs and self._starts == other._starts
+
+    __hash__ = None  # type: ignore[assignment]  # It changes.
+
+    def __repr__(self) -> str:
+        return f"EpochMap({self.to_list()})"
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch known, or -1."""
+        return self._epochs[-1] if self._epochs else NO_EPOCH
+
+    def assign(self, epoch: int, start: int) -> bool:
+        """Note that `epoch` writes from `start` on; return whether the map changed and must be made durable again.
+
+        Called by a new leader with its log end, and for every batch that a follower or recovery reads.
+        Raises CorruptLog if the epoch or the offset goes back.
+        """
+        assert epoch >= 0, epoch
+        assert start >= 0, start
+        if self._epochs:
+            last_epoch, last_start = self._epochs[-1], self._starts[-1]
+            if epoch == last_epoch:
+                return False
+            if epoch < last_epoch or start < last_start:
+                raise CorruptLog(
+                    f"Leader epoch {epoch} at offset {start} comes after epoch {last_epoch} at offset {last_start}."
+                )
+            if start == last_start:
+                self._epochs[-1] = epoch
+                return True
+        self._epochs.append(epoch)
+        self._starts.append(start)
+        return True
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the epoch of the leader that wrote `offset`, or -1 if that is before all that is known."""
+        index = bisect_right(self._starts, offset) - 1
+        return self._epochs[index] if index >= 0 else NO_EPOCH
+
+    def end_offset_for(self, epoch: int, log_end: int) -> tuple[int, int]:
+        """Return the largest epoch known that is not above `epoch`, and the offset at which it ends.
+
+        The newest epoch ends at the log end. An epoch before all known ones is answered with itself and the first
+        start, and so is every epoch by an empty map, whose log holds nothing: with itself and the log end.
+        """
+        index = bisect_right(self._epochs, epoch)
+        end = self._starts[index] if index < len(self._starts) else log_end
+        return (self._epochs[index - 1] if index else epoch), end
+
+    def truncate(self, end: int) -> bool:
+        """Forget the epochs that start at or after the new log end; return whether any did."""
+        kept = len(self._starts)
+        while kept and self._starts[kept - 1] >= end:
+            kept -= 1
+        if kept == len(self._starts):
+            return False
+        del self._epochs[kept:], self._starts[kept:]
+        return True
+
+    def trim(self, log_start: int) -> bool:
+        """Forget the epochs that end before the new log start; the one that holds it begins there from now on."""
+        index = bisect_right(self._starts, log_start) - 1
+        if index < 0 or (index == 0 and self._starts[0] == log_start):
+            return False
+        del self._epochs[:index], self._starts[:index]
+        self._starts[0] = log_start
+        return True

@@ -1,0 +1,356 @@
+"""Group commit: many appends, one fdatasync.
+
+Appends queue `Write`s; one flush takes all that are waiting, writes them to their segments and makes them durable
+together, while the next ones gather. Nothing is reported done before the sync that covers it has returned.
+
+A flush becomes durable in the cheaper of two ways: fdatasync of each segment it touched, or one record per batch in
+the shared journal (see `journal`). The choice is arithmetic, in `_prefers_journal`.
+
+`take`, `execute` and `complete` are the three steps; `execute` is the only one that touches the disk and the only one
+that runs off the event-loop thread. `FlushThread` is the real driver; a simulator calls the steps itself.
+
+A failed write or sync fails its partition and all writes queued behind it, and only those: what a failed fsync
+covered is unknown, so it is neither tried again nor built upon.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from walstream.errors import DiskFull, PartitionOffline, SyncFailed
+from walstream.log.disk import Buffer, Disk, File
+from walstream.log.journal import Journal, PartitionKey
+from walstream.log.segment import Segment
+
+JOURNAL_BYTES_PER_FILE = 96 * 1024
+"""One more fdatasync costs 0.4 ms here, in which the disk writes about this much: below it, copying is cheaper."""
+
+
+Task = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Do nothing, between two flushes."""
+
+
+_NOTHING: Task = lambda: None  # noqa: E731  Marks that no item is held back.
+
+
+class Owner(Protocol):
+    """What group commit knows of a partition."""
+
+    key: PartitionKey
+    write_error: PartitionOffline | None
+    """Set by the flush that failed; everything queued behind it fails the same way."""
+
+    def prepare(self) -> None:
+        """Make the folder. Called on the flush thread, before the first write to a segment."""
+
+    def flushed(self, write: Write) -> None:
+        """Hear that a write is durable. Called on the event-loop thread, in order."""
+
+    def settled(self, segment: Segment, size: int, end_offset: int) -> None:
+        """Hear that a segment's own file is durable up to there. Called on the event-loop thread."""
+
+    def failed(self, error: PartitionOffline) -> None:
+        """Hear that a write, and so all after it, failed. Called on the event-loop thread."""
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """One batch on its way to the end of a segment."""
+
+    owner: Owner
+    segment: Segment
+    position: int
+    buffer: Buffer
+    end_offset: int
+    sync: bool = True
+    """False only for topics that acknowledge before fsync."""
+    is_synced: bool = False
+    """Set by the flush: the segment file itself holds it durably, not only the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A segment whose file is not synced up to what it was given: the journal, or nothing, covers the rest."""
+
+    owner: Owner
+    segment: Segment
+    file: File
+    size: int
+    end_offset: int
+
+
+@dataclass(slots=True)
+class Flush:
+    """What one flush did."""
+
+    done: list[Write] = field(default_factory=list)
+    failed: dict[int, tuple[Owner, PartitionOffline]] = field(default_factory=dict)
+    syncs: int = 0
+    bytes: int = 0
+    journaled: bool = False
+
+    def fail(self, owner: Owner, error: PartitionOffline) -> None:
+        """Note the first failure of a partition and stop everything queued behind it."""
+        if owner.write_error is None:
+            owner.write_error = error
+        self.failed.setdefault(id(owner), (owner, owner.write_error))
+
+
+@dataclass(slots=True)
+class FlushCounters:
+    """Plain numbers for the metrics."""
+
+    flushes: int = 0
+    writes: int = 0
+    bytes: int = 0
+    syncs: int = 0
+    journaled: int = 0
+
+
+class GroupCommit:
+    """Queues writes and makes them durable in groups."""
+
+    def __init__(self, disk: Disk, journal: Journal, journal_bytes_max: int) -> None:
+        self._disk = disk
+        self._journal = journal
+        self._journal_bytes_max = journal_bytes_max
+        self._queue: SimpleQueue[Write | Task | None] = SimpleQueue()
+        self._held: Write | Task | None = _NOTHING
+        self._behind: dict[int, Behind] = {}
+        self._settling: tuple[int, list[Behind]] | None = None
+        self._settling_asked = False
+        self.counters = FlushCounters()
+
+    def submit(self, write: Write) -> None:
+        """Queue a write; its owner hears of it through `flushed` or `failed`."""
+        self._queue.put(write)
+
+    def run_between(self, task: Task) -> None:
+        """Queue work that must come after every write queued before it and before every later one."""
+        self._queue.put(task)
+
+    def finish(self) -> None:
+        """Make `take` return None once everything queued before has been taken."""
+        self._queue.put(None)
+
+    def take(self, *, wait: bool) -> list[Write] | Task | None:
+        """Return the writes that are queued, or the task that comes before the next write; None at the end."""
+        writes: list[Write] = []
+        try:
+            while True:
+                item = self._queue.get(block=wait and not writes) if self._held is _NOTHING else self._held
+                self._held = _NOTHING
+                if isinstance(item, Write):
+                    writes.append(item)
+                elif writes:
+                    self._held = item
+                    return writes
+                else:
+                    return item
+        except Empty:
+            return writes
+
+    def execute(self, writes: list[Write]) -> Flush:
+        """Write the batches, make them durable, and say which are."""
+        flush = Flush()
+        groups: dict[int, list[Write]] = {}
+        for write in writes:
+            groups.setdefault(id(write.segment), []).append(write)
+        written = [group for group in groups.values() if self._write(group, flush)]
+        to_sync = []
+        for group in written:
+            if group[-1].sync:
+                to_sync.append(group)
+            else:
+                self._leave_behind(group)
+        if self._prefers_journal(to_sync):
+            self._sync_journal(to_sync, flush)
+        else:
+            for group in to_sync:
+                self._sync_segment(group, flush)
+        flush.done = [write for write in writes if id(write.owner) not in flush.failed]
+        return flush
+
+    def complete(self, flush: Flush) -> None:
+        """Tell the partitions. Runs on the event-loop thread, in the order of the flushes."""
+        counters = self.counters
+        counters.flushes += 1
+        counters.writes += len(flush.done)
+        counters.bytes += flush.bytes
+        counters.syncs += flush.syncs
+        counters.journaled += flush.journaled
+        for write in flush.done:
+            write.owner.flushed(write)
+        for owner, error in flush.failed.values():
+            owner.failed(error)
+
+    # ── the steps of execute ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, group: list[Write], flush: Flush) -> bool:
+        """Put a group of adjacent batches into its segment. A partition that has failed writes nothing more."""
+        first = group[0]
+        owner, segment = first.owner, first.segment
+        if owner.write_error is not None:
+            flush.fail(owner, owner.write_error)
+            return False
+        try:
+            if not segment.is_named:
+                owner.prepare()
+            flush.bytes += segment.file_to_write().pwritev([write.buffer for write in group], first.position)
+            if not segment.is_named:
+                self._disk.sync_directory(segment.path.parent)
+                segment.is_named = True
+        except OSError as error:
+            flush.fail(owner, _write_failure(error, segment))
+            return False
+        return True
+
+    def _prefers_journal(self, groups: list[list[Write]]) -> bool:
+        """Tell whether copying the bytes to the journal is cheaper than syncing every file."""
+        if len(groups) < 2 or self._journal.is_broken:
+            return False
+        total = sum(len(write.buffer) for group in groups for write in group)
+        return total < JOURNAL_BYTES_PER_FILE * (len(groups) - 1)
+
+    def _sync_segment(self, group: list[Write], flush: Flush) -> None:
+        segment = group[0].segment
+        try:
+            segment.file.sync()
+        except OSError as error:
+            flush.fail(group[0].owner, _sync_failure(error, segment))
+            return
+        flush.syncs += 1
+        self._behind.pop(id(segment), None)
+        for write in group:
+            write.is_synced = True
+
+    def _sync_journal(self, groups: list[list[Write]], flush: Flush) -> None:
+        try:
+            self._journal.append([(write.owner.key, write.buffer) for group in groups for write in group])
+        except OSError as error:
+            for group in groups:
+                flush.fail(group[0].owner, _sync_failure(error, group[0].segment))
+            return
+        flush.syncs += 1
+        flush.journaled = True
+        for group in groups:
+            self._leave_behind(group)
+
+    def _leave_behind(self, group: list[Write]) -> None:
+        last = group[-1]
+        segment, size = last.segment, last.position + len(last.buffer)
+        self._behind[id(segment)] = Behind(last.owner, segment, segment.file_to_write(), size, last.end_offset)
+
+    # ── settling: the segments catch up with the journal ─────────────────────────────────────────────────────────
+
+    def ask_settling(self) -> None:
+        """Have the segments synced although the journal is not full: an idle node should not stay behind."""
+        self._settling_asked = True
+        self.run_between(_nothing)
+
+    def begin_settling(self) -> bool:
+        """Between flushes: if it is time, turn to a new journal file; what the old one covers is for `settle`."""
+        due = self._settling_asked or self._journal.size >= self._journal_bytes_max
+        if not due or self._settling is not None:
+            return False
+        self._settling_asked = False
+        if not self._behind:
+            return False
+        self._settling = (self._journal.rotate(), list(self._behind.values()))
+        self._behind = {}
+        return True
+
+    def settle(self) -> list[tuple[Behind, OSError | None]]:
+        """Sync the segments behind the old journal file and drop it. Blocks; runs beside flushes, on another thread.
+
+        If one cannot be synced the file stays, for recovery to offer its batches again.
+        """
+        assert self._settling is not None
+        number, segments = self._settling
+        results: list[tuple[Behind, OSError | None]] = []
+        for behind in segments:
+            try:
+                behind.file.sync()
+                results.append((behind, None))
+            except OSError as error:
+                results.append((behind, error))
+        if not any(error for _, error in results) and not self._journal.is_broken:
+            self._journal.drop(number)
+        self._settling = None
+        return results
+
+    def complete_settling(self, results: list[tuple[Behind, OSError | None]]) -> None:
+        """Tell the partitions. Runs on the event-loop thread."""
+        for behind, error in results:
+            if error is None:
+                behind.owner.settled(behind.segment, behind.size, behind.end_offset)
+            else:
+                failure = _sync_failure(error, behind.segment)
+                behind.owner.write_error = behind.owner.write_error or failure
+                behind.owner.failed(failure)
+
+
+def _write_failure(error: OSError, segment: Segment) -> PartitionOffline:
+    where = f"{segment.path.parent.parent.name}-{segment.path.parent.name}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"No space is left on the disk for {where}.",
+            "Free some, or lower retention; writes resume by themselves, reads go on.",
+        )
+    return PartitionOffline(
+        f"{where} cannot be written: {error.strerror}.",
+        "Mend the cause and restart the node; reads go on.",
+    )
+
+
+def _sync_failure(error: OSError, segment: Segment) -> PartitionOffline:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _write_failure(error, segment)
+    return SyncFailed(
+        f"fsync failed for {segment.path.parent.parent.name}-{segment.path.parent.name}: {error.strerror}.",
+        "What it covered was not acknowledged. Check the disk, then restart the node; reads go on.",
+    )
+
+
+class FlushThread:
+    """Drives a GroupCommit: flushes on a thread of its own, completions posted to the event loop."""
+
+    def __init__(self, commit: GroupCommit, post: Callable[[Callable[[], None]], None]) -> None:
+        self._commit = commit
+        self._post = post
+        self._thread = threading.Thread(target=self._run, name="walstream-flush", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        commit = self._commit
+        settler: threading.Thread | None = None
+        while (taken := commit.take(wait=True)) is not None:
+            if isinstance(taken, list):
+                self._post(partial(commit.complete, commit.execute(taken)))
+            else:
+                taken()
+            if commit.begin_settling():
+                settler = threading.Thread(target=self._settle, name="walstream-settle")
+                settler.start()
+        if settler is not None:
+            settler.join()
+        commit.ask_settling()
+        if commit.begin_settling():
+            self._settle()
+
+    def _settle(self) -> None:
+        self._post(partial(self._commit.complete_settling, self._commit.settle()))
+
+    def stop(self) -> None:
+        """Flush what is queued, sync what is behind, and end the thread. Blocks."""
+        self._commit.finish()
+        self._thread.join()

@@ -1,0 +1,122 @@
+"""What the tests of the log share: a store that flushes when told, on a real disk that can be made to fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from walstream.cluster.local import Catalogue, NewTopic
+from walstream.errors import WalstreamError
+from walstream.log.batch import walk
+from walstream.log.disk import Buffer, OsDisk, OsFile
+from walstream.log.driver import InlineDriver
+from walstream.log.partition_log import Appended, PartitionLog
+from walstream.log.records import Record, build_batch, iter_records
+from walstream.log.settings import TopicSettings
+from walstream.log.store import LogStore
+
+
+class FaultyFile(OsFile):
+    """A real file whose next calls can fail as a broken disk's would."""
+
+    __slots__ = ("_disk", "_path")
+
+    def __init__(self, disk: FaultyDisk, path: Path, fd: int) -> None:
+        super().__init__(fd)
+        self._disk = disk
+        self._path = path
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        self._disk.check("write", self._path)
+        return super().pwritev(buffers, position)
+
+    def sync(self) -> None:
+        self._disk.check("sync", self._path)
+        super().sync()
+        self._disk.syncs.append(self._path)
+
+
+class FaultyDisk(OsDisk):
+    """The real disk, with faults on demand: the calls of a kind on paths that match raise an error number."""
+
+    def __init__(self) -> None:
+        self.faults: dict[tuple[str, str], int] = {}
+        self.syncs: list[Path] = []
+
+    def check(self, call: str, path: Path) -> None:
+        for (kind, part), number in self.faults.items():
+            if kind == call and part in str(path):
+                raise OSError(number, errno.errorcode[number])
+
+    def open(self, path: Path, *, create: bool = False) -> OsFile:
+        return FaultyFile(self, path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640))
+
+
+class Rig:
+    """A store in a folder, with a clock that stands still until it is moved."""
+
+    def __init__(self, folder: Path, disk: OsDisk | None = None, defaults: TopicSettings | None = None, **options: int):
+        self.folder = folder
+        self.disk = disk or FaultyDisk()
+        self.now_ms = 1_700_000_000_000
+        self.driver = InlineDriver()
+        self.catalogue = Catalogue(self.disk, folder, node_id=1, defaults=defaults or TopicSettings())
+        self.store = LogStore(self.disk, folder, self.catalogue, self.driver, lambda: self.now_ms, **options)
+
+    def topic(self, name: str = "t", partitions: int = 1, **config: str) -> PartitionLog:
+        """Create a topic and return its first partition. `retention_ms="1"` stands for retention.ms=1."""
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.store.create_topics([NewTopic(name, partitions, settings)])
+        return self.store.partition(name, 0)
+
+    def append(self, partition: PartitionLog, *values: str, **fields: int) -> Appended:
+        """Append one batch without flushing it."""
+        return partition.append(memoryview(batch(*values, now_ms=self.now_ms, **fields)), now_ms=self.now_ms)
+
+    def write(self, partition: PartitionLog, *values: str, **fields: int) -> Appended:
+        """Append one batch and flush it."""
+        appended = self.append(partition, *values, **fields)
+        self.driver.flush()
+        return appended
+
+    def again(self, *, clean: bool = False, **options: int) -> Rig:
+        """Open the folder anew: after a clean stop, or as a killed process leaves it."""
+        if clean:
+            self.store.close()
+            self.store.mark_clean()
+        return Rig(self.folder, self.disk, **options)
+
+
+def batch(*values: str, now_ms: int = 1_700_000_000_000, keys: Sequence[str] | None = None, **fields: int) -> bytearray:
+    """Build a batch of records; `keys` gives each a key."""
+    records = [
+        Record(number, now_ms, keys[number].encode() if keys else None, value.encode() or None)
+        for number, value in enumerate(values)
+    ]
+    return build_batch(records, **fields)  # type: ignore[arg-type]
+
+
+def values(partition: PartitionLog, offset: int | None = None, bytes_max: int = 1 << 20) -> list[str]:
+    """Read everything visible from an offset on."""
+    position = partition.log_start if offset is None else offset
+    found: list[str] = []
+    while position < partition.high_watermark:
+        data = partition.read_blocking(position, bytes_max)
+        if not len(data):
+            break
+        for start, header in walk(data):
+            for record in iter_records(data[start : start + header.length]):
+                if record.offset >= position:
+                    found.append((record.value or b"").decode())
+            position = header.next_offset
+    return found
+
+
+def outcome(partition: PartitionLog, offset: int) -> list[WalstreamError | None]:
+    """Return a list that receives what `when_visible` says."""
+    heard: list[WalstreamError | None] = []
+    callback: Callable[[WalstreamError | None], None] = heard.append
+    partition.when_visible(offset, callback)
+    return heard

@@ -1,0 +1,160 @@
+import random
+
+import pytest
+
+from log.rig import Rig
+from walstream.log.batch import walk
+from walstream.log.records import iter_records
+
+
+def table(partition):
+    """Replay the topic as a reader would: the last value of every key, and how many records were read."""
+    rows, count, offset = {}, 0, partition.log_start
+    while offset < partition.high_watermark:
+        data = partition.read_blocking(offset, 4096)
+        if not len(data):
+            break
+        for start, header in walk(data):
+            for record in iter_records(data[start : start + header.length]):
+                assert record.offset >= offset
+                count += 1
+                if record.value is None:
+                    rows.pop(record.key, None)
+                else:
+                    rows[record.key] = record.value
+            offset = header.next_offset
+    return rows, count
+
+
+def compacted(rig):
+    return rig.topic(
+        cleanup_policy="compact",
+        segment_bytes="2048",
+        min_cleanable_dirty_ratio="0",
+        delete_retention_ms="1000",
+    )
+
+
+def fill(rig, partition, count, seed=0, keys=10):
+    chance = random.Random(seed)
+    for number in range(count):
+        key = f"k{chance.randrange(keys)}"
+        value = "" if chance.random() < 0.2 else f"{number}" * 5
+        rig.write(partition, value, keys=[key])
+
+
+def settle(rig):
+    rig.store.save_checkpoint(lambda error: None)
+    rig.store.compact()
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def test_compaction_keeps_the_table_and_drops_the_rest(rig):
+    partition = compacted(rig)
+    fill(rig, partition, 500)
+    before, count = table(partition)
+    size = partition.size_bytes
+    settle(rig)
+    after, remaining = table(partition)
+    assert after == before
+    assert remaining < count / 5
+    assert partition.size_bytes < size / 4
+    assert partition.log_start == 0
+    assert partition.high_watermark == 500
+    assert len(partition.segments) <= 3
+    assert [path.suffix for path in partition.folder.iterdir() if path.suffix not in (".log", ".index")] == []
+    for offset in range(0, 500, 7):  # Every offset can still be asked for.
+        assert len(partition.read_blocking(offset, 1)) > 0
+
+
+def test_tombstones_go_in_time(rig):
+    partition = compacted(rig)
+    fill(rig, partition, 300)
+    before, _ = table(partition)
+    settle(rig)
+    _, with_tombstones = table(partition)
+    rig.now_ms += 5000
+    settle(rig)
+    after, without = table(partition)
+    assert after == before
+    assert without <= with_tombstones
+
+
+def test_rounds_go_on_over_restarts(rig):
+    partition = compacted(rig)
+    for seed in range(4):
+        fill(rig, partition, 200, seed, keys=30)
+        expected, _ = table(partition)
+        settle(rig)
+        assert table(partition)[0] == expected
+        rig = rig.again(clean=seed % 2 == 0)
+        partition = rig.store.partition("t", 0)
+        assert table(partition)[0] == expected
+        assert not partition.damaged
+        assert partition.log_end == (seed + 1) * 200
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_crash_between_any_two_steps_is_finished_or_undone(rig, steps):
+    partition = compacted(rig)
+    fill(rig, partition, 300)
+    expected, _ = table(partition)
+    rig.store.save_checkpoint(lambda error: None)
+    cleaner = rig.store._cleaner
+    work = cleaner.plan(partition, rig.store._saved.partition(partition.key).segment, rig.now_ms)
+
+    def save():
+        partition.gaps_below = work.reached
+        rig.store.save_checkpoint(lambda error: None)
+
+    def remove_only():
+        for group, _ in work.made:
+            for segment in group:
+                segment.remove()
+
+    for step in (
+        lambda: cleaner.execute(work),
+        save,
+        lambda: cleaner.decide(work),
+        lambda: cleaner.install(work),
+        remove_only,
+        lambda: cleaner.finish(work),
+    )[: steps + 1]:
+        step()
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    assert table(reopened)[0] == expected
+    assert not reopened.damaged
+    assert reopened.log_end == 300
+    assert {path.suffix for path in partition.folder.iterdir()} <= {".log", ".index"}
+
+
+def test_a_small_map_compacts_in_rounds(tmp_path):
+    rig = Rig(tmp_path, compaction_keys_max=5)
+    partition = compacted(rig)
+    fill(rig, partition, 300, keys=40)
+    expected, _ = table(partition)
+    reached = []
+    for _ in range(60):
+        settle(rig)
+        reached.append(partition.cleaned_until)
+    assert reached == sorted(reached)
+    assert reached[-1] > 250
+    assert table(partition)[0] == expected
+
+
+def test_damage_stops_a_round_and_changes_nothing(rig):
+    partition = compacted(rig)
+    fill(rig, partition, 300)
+    path = partition.segments[1].path
+    data = bytearray(path.read_bytes())
+    data[100] ^= 0xFF
+    path.write_bytes(data)
+    names = sorted(entry.name for entry in partition.folder.iterdir())
+    settle(rig)
+    assert partition.cleaned_until == 0
+    assert sorted(entry.name for entry in partition.folder.iterdir()) == names

@@ -1,0 +1,306 @@
+import errno
+
+import pytest
+
+from log.rig import FaultyDisk, Rig, batch, outcome, values
+from walstream.errors import (
+    BatchTooLarge,
+    CorruptBatch,
+    CorruptLog,
+    DiskFull,
+    InvalidRecord,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    SyncFailed,
+)
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def test_a_batch_is_visible_only_once_it_is_durable(rig):
+    partition = rig.topic()
+    appended = rig.append(partition, "a", "b")
+    heard = outcome(partition, appended.last_offset)
+    assert (appended.base_offset, appended.last_offset) == (0, 1)
+    assert (partition.log_end, partition.high_watermark) == (2, 0)
+    assert heard == []
+    assert values(partition) == []
+    rig.driver.flush()
+    assert partition.high_watermark == 2
+    assert heard == [None]
+    assert values(partition) == ["a", "b"]
+
+
+def test_many_appends_share_one_sync(rig):
+    partition = rig.topic()
+    rig.write(partition, "first")
+    rig.disk.syncs.clear()
+    for number in range(50):
+        rig.append(partition, str(number))
+    rig.driver.flush()
+    assert len(rig.disk.syncs) == 1
+    assert values(partition, 1) == [str(number) for number in range(50)]
+
+
+def test_a_flush_over_many_partitions_syncs_only_the_journal(rig):
+    rig.topic("wide", partitions=20)
+    partitions = [rig.store.partition("wide", index) for index in range(20)]
+    for partition in partitions:
+        rig.append(partition, "x")
+    rig.driver.flush()
+    assert [path.suffix for path in rig.disk.syncs] == [".journal"]
+    assert all(values(partition) == ["x"] for partition in partitions)
+
+
+def test_settling_syncs_the_segments_and_drops_the_journal(rig):
+    rig.topic("wide", partitions=20)
+    partitions = [rig.store.partition("wide", index) for index in range(20)]
+    for partition in partitions:
+        rig.append(partition, "x")
+    rig.driver.flush()
+    assert all(partition.segments[-1].synced_size == 0 for partition in partitions)
+    rig.store.commit.ask_settling()
+    rig.driver.flush()
+    assert all(partition.segments[-1].synced_size == partition.segments[-1].size for partition in partitions)
+    assert rig.disk.list(rig.folder / "journal") == []
+
+
+def test_reading_honours_the_limit_but_returns_at_least_one_batch(rig):
+    partition = rig.topic()
+    for number in range(10):
+        rig.write(partition, f"{number}" * 1000)
+    one = partition.read_blocking(3, 1)
+    assert len(one) > 1000
+    assert len(partition.read_blocking(3, len(one) * 2 + 10)) == len(one) * 2
+    assert bytes(partition.read_cached(3, 1)) == bytes(one)
+
+
+def test_reading_outside_the_log_is_refused(rig):
+    partition = rig.topic()
+    rig.write(partition, "a")
+    assert len(partition.read_blocking(1, 100)) == 0
+    for offset in (-1, 2):
+        with pytest.raises(OffsetOutOfRange):
+            partition.read_blocking(offset, 100)
+
+
+def test_a_batch_larger_than_one_read_is_found_behind_others(rig):
+    partition = rig.topic(max_message_bytes=str(1 << 24))
+    for number in range(5):
+        rig.write(partition, str(number))
+    rig.write(partition, "x" * 3_000_000)
+    rig.write(partition, "after")
+    assert values(partition, 5, bytes_max=100)[0] == "x" * 3_000_000
+    assert values(partition)[-1] == "after"
+
+
+def test_segments_roll_and_every_offset_is_found(rig):
+    partition = rig.topic(segment_bytes="2048")
+    for number in range(100):
+        rig.write(partition, f"value {number}" * 10)
+    assert len(partition.segments) > 5
+    for offset in range(100):
+        assert values(partition, offset, bytes_max=1)[0].startswith(f"value {offset}")
+
+
+def test_old_segments_roll_by_time(rig):
+    partition = rig.topic(segment_ms="1000")
+    rig.write(partition, "a")
+    rig.now_ms += 1001
+    rig.write(partition, "b")
+    assert [segment.base_offset for segment in partition.segments] == [0, 1]
+
+
+def test_records_are_found_by_time(rig):
+    partition = rig.topic(segment_bytes="4096")
+    start = rig.now_ms
+    for number in range(200):
+        rig.now_ms = start + number * 10
+        rig.write(partition, "x" * 100)
+    assert partition.offset_for_time(start) == (0, start)
+    assert partition.offset_for_time(start + 995) == (100, start + 1000)
+    assert partition.offset_for_time(start + 1990) == (199, start + 1990)
+    assert partition.offset_for_time(start + 1991) is None
+    assert partition.max_timestamp() == (199, start + 1990)
+
+
+def test_append_time_never_goes_back(rig):
+    partition = rig.topic(message_timestamp_type="LogAppendTime")
+    first = rig.write(partition, "a")
+    rig.now_ms -= 60_000
+    second = rig.write(partition, "b")
+    assert second.append_time_ms == first.append_time_ms == rig.now_ms + 60_000
+    again = rig.again()
+    third = again.write(again.store.partition("t", 0), "c")
+    assert third.append_time_ms >= second.append_time_ms
+    assert values(again.store.partition("t", 0)) == ["a", "b", "c"]
+
+
+def test_append_time_starts_above_what_a_killed_process_could_have_stamped(rig):
+    partition = rig.topic(message_timestamp_type="LogAppendTime")
+    stamped = rig.write(partition, "a").append_time_ms
+    again = rig.again()
+    again.now_ms -= 10_000_000
+    floor = again.catalogue.append_time_floor_ms
+    assert floor >= stamped
+    assert again.write(again.store.partition("t", 0), "b").append_time_ms >= floor
+
+
+def test_what_cannot_be_appended_changes_nothing(rig):
+    partition = rig.topic(max_message_bytes="2048")
+    broken = batch("a")
+    broken[-1] ^= 1
+    with pytest.raises(CorruptBatch):
+        partition.append(memoryview(broken), now_ms=rig.now_ms)
+    with pytest.raises(BatchTooLarge):
+        rig.append(partition, "x" * 3000)
+    assert partition.log_end == 0
+
+
+def test_a_compacted_topic_refuses_records_without_a_key(rig):
+    partition = rig.topic(cleanup_policy="compact")
+    with pytest.raises(InvalidRecord):
+        rig.append(partition, "a")
+    rig.append(partition, "a", keys=["k"])
+
+
+def test_a_duplicate_that_is_not_durable_waits_like_the_original(rig):
+    partition = rig.topic()
+    first = rig.append(partition, "a", producer_id=7, producer_epoch=0, base_sequence=0)
+    again = rig.append(partition, "a", producer_id=7, producer_epoch=0, base_sequence=0)
+    assert again == first
+    heard = outcome(partition, again.last_offset)
+    assert heard == []
+    rig.driver.flush()
+    assert heard == [None]
+    assert values(partition) == ["a"]
+    with pytest.raises(OutOfOrderSequence):
+        rig.append(partition, "c", producer_id=7, producer_epoch=0, base_sequence=5)
+
+
+def test_a_failed_sync_takes_the_partition_offline_and_acknowledges_nothing(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition, other = rig.topic("t"), rig.topic("u")
+    rig.write(partition, "kept")
+    disk.faults["sync", "/t/"] = errno.EIO
+    failed = outcome(partition, rig.append(partition, "lost").last_offset)
+    rig.driver.flush()
+    behind = outcome(partition, 5)
+    assert isinstance(failed[0], SyncFailed)
+    assert isinstance(behind[0], SyncFailed)
+    disk.faults.clear()
+    with pytest.raises(SyncFailed):
+        rig.append(partition, "more")
+    rig.now_ms += 3_600_000
+    rig.store.tick()
+    with pytest.raises(SyncFailed):  # A failed fsync is never tried again as if it could succeed.
+        rig.append(partition, "more")
+    assert values(partition) == ["kept"]
+    rig.write(other, "fine")
+    assert values(other) == ["fine"]
+
+
+def test_writes_resume_after_a_full_disk(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic()
+    rig.write(partition, "kept", producer_id=1, producer_epoch=0, base_sequence=0)
+    disk.faults["write", ".log"] = errno.ENOSPC
+    failed = outcome(
+        partition, rig.append(partition, "x", producer_id=1, producer_epoch=0, base_sequence=1).last_offset
+    )
+    rig.append(partition, "queued behind", producer_id=1, producer_epoch=0, base_sequence=2)
+    rig.driver.flush()
+    assert isinstance(failed[0], DiskFull)
+    with pytest.raises(DiskFull):
+        rig.append(partition, "no")
+    assert values(partition) == ["kept"]
+    disk.faults.clear()
+    rig.store.tick()
+    rig.driver.flush()
+    rig.write(partition, "x", producer_id=1, producer_epoch=0, base_sequence=1)
+    assert values(partition) == ["kept", "x"]
+
+
+def test_a_failed_journal_fails_its_flush_and_is_not_used_again(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    rig.topic("a", partitions=10)
+    rig.topic("b", partitions=10)
+    disk.faults["sync", ".journal"] = errno.EIO
+    heard = [outcome(p, rig.append(p, "x").last_offset) for (name, _), p in rig.store.partitions.items() if name == "a"]
+    rig.driver.flush()
+    assert all(isinstance(said[0], SyncFailed) for said in heard)
+    others = [p for (name, _), p in rig.store.partitions.items() if name == "b"]
+    for partition in others:
+        rig.append(partition, "y")
+    rig.driver.flush()
+    assert all(values(partition) == ["y"] for partition in others)
+
+
+def test_a_damaged_batch_is_never_served_and_those_around_it_are(rig):
+    partition = rig.topic()
+    for number in range(10):
+        rig.write(partition, str(number) * 100)
+    path = partition.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 10 * 4 + 100] ^= 0xFF
+    path.write_bytes(data)
+    assert len(partition.read_blocking(0, 1 << 20)) == len(data) // 10 * 4
+    with pytest.raises(CorruptLog, match="from offset 5 on"):
+        partition.read_blocking(4, 1 << 20)
+    assert values(partition, 5) == [str(n) * 100 for n in range(5, 10)]
+    assert partition.damaged == [(4, 5)]
+    assert rig.store.damage_reports == 1
+
+
+def test_deleting_records_moves_the_start_durably(rig):
+    partition = rig.topic(segment_bytes="2048")
+    for number in range(100):
+        rig.write(partition, f"{number:0100d}")
+    heard = []
+    rig.store.delete_records(partition, 60, heard.append)
+    assert heard == [None]
+    assert partition.log_start == 60
+    assert partition.segments[0].base_offset <= 60 < partition.segments[1].base_offset
+    again = rig.again().store.partition("t", 0)
+    assert again.log_start == 60
+    assert [int(value) for value in values(again)] == list(range(60, 100))
+    with pytest.raises(OffsetOutOfRange):
+        again.read_blocking(59, 10)
+
+
+def test_retention_by_size_and_age(rig):
+    by_size = rig.topic("size", segment_bytes="2048", retention_bytes="8192")
+    by_age = rig.topic("age", segment_bytes="2048", retention_ms="1000")
+    kept = rig.topic("kept", segment_bytes="2048", retention_ms="-1")
+    for number in range(200):
+        for partition in (by_size, by_age, kept):
+            rig.append(partition, f"{number:0100d}")
+        rig.driver.flush()
+        rig.now_ms += 10
+    rig.store.enforce_retention()
+    assert 8192 <= by_size.size_bytes < 8192 + 2048
+    assert 80 <= by_age.log_start <= 100
+    assert kept.log_start == 0
+    rig.now_ms += 10_000
+    rig.store.enforce_retention()
+    assert by_age.log_start == by_age.log_end == 200
+    assert rig.write(by_age, "next").base_offset == 200
+    assert values(by_age) == ["next"]
+
+
+def test_a_deleted_topic_leaves_nothing_for_its_successor(rig):
+    rig.write(rig.topic(), "old")
+    rig.append(rig.store.partition("t", 0), "still queued")
+    rig.store.delete_topics(["t"])
+    rig.driver.flush()
+    successor = rig.topic()
+    rig.write(successor, "new")
+    assert values(successor) == ["new"]
+    assert rig.disk.list(rig.folder / "trash") == []
+    assert values(rig.again().store.partition("t", 0)) == ["new"]

@@ -1,0 +1,235 @@
+import random
+
+import pytest
+
+from log.rig import Rig, batch, values
+from walstream.errors import CorruptLog
+from walstream.log.settings import TopicSettings
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def fill(rig, partition, count, size=100):
+    for number in range(count):
+        rig.write(partition, f"{number:0{size}d}")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_everything_is_there_after_a_stop(rig, clean):
+    partition = rig.topic(segment_bytes="2048")
+    fill(rig, partition, 100)
+    again = rig.again(clean=clean)
+    reopened = again.store.partition("t", 0)
+    assert [int(value) for value in values(reopened)] == list(range(100))
+    assert again.write(reopened, "next").base_offset == 100
+
+
+def test_a_clean_stop_reads_no_batch_again(rig, monkeypatch):
+    fill(rig, rig.topic(segment_bytes="2048"), 50)
+    from walstream.log import recovery
+
+    scanned = []
+    original = recovery._scan_segment
+    monkeypatch.setattr(recovery, "_scan_segment", lambda *a, **k: scanned.append(a) or original(*a, **k))
+    again = rig.again(clean=True)
+    assert scanned == []
+    assert len(values(again.store.partition("t", 0))) == 50
+
+
+def test_every_start_takes_a_new_epoch(rig):
+    partition = rig.topic()
+    rig.write(partition, "a")
+    second = rig.again()
+    third = second.again()
+    reopened = third.store.partition("t", 0)
+    third.write(reopened, "b")
+    assert (rig.store.epoch, second.store.epoch, third.store.epoch) == (1, 2, 3)
+    assert reopened.leader_epoch == 3
+    assert reopened.epochs.to_list() == [[1, 0], [3, 1]]
+    assert reopened.end_offset_for(1) == (1, 1)
+    fourth = third.again(clean=True)
+    assert fourth.store.partition("t", 0).epochs.to_list()[:2] == [[1, 0], [3, 1]]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 61, 100])
+def test_a_torn_tail_is_cut(rig, cut):
+    partition = rig.topic()
+    fill(rig, partition, 10)
+    path = partition.segments[0].path
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(batch("torn" * 50))[:cut])
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    assert reopened.log_end == 10
+    assert path.read_bytes() == data
+    assert again.write(reopened, "next").base_offset == 10
+    assert values(reopened)[-1] == "next"
+
+
+def test_zeros_after_a_power_cut_are_cut(rig):
+    partition = rig.topic()
+    fill(rig, partition, 10)
+    path = partition.segments[0].path
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(8192))
+    assert rig.again().store.partition("t", 0).log_end == 10
+    assert path.read_bytes() == data
+
+
+def test_damage_before_sound_batches_is_kept_aside_not_cut(rig):
+    partition = rig.topic()
+    fill(rig, partition, 10)
+    path = partition.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 10 * 4 + 5] ^= 0xFF
+    path.write_bytes(data)
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    assert reopened.log_end == 10
+    assert reopened.damaged == [(4, 5)]
+    assert [int(value) for value in values(reopened, 5)] == list(range(5, 10))
+    with pytest.raises(CorruptLog):
+        reopened.read_blocking(4, 1)
+    assert path.read_bytes() == data
+
+
+def test_a_vanished_segment_takes_only_its_partition_offline(rig):
+    lost, kept = rig.topic("lost"), rig.topic("kept")
+    fill(rig, lost, 5)
+    fill(rig, kept, 5)
+    again = rig.again(clean=True)
+    lost.segments[0].path.unlink()
+    again = again.again(clean=True)
+    with pytest.raises(Exception, match="is gone"):
+        again.append(again.store.partition("lost", 0), "x")
+    assert len(values(again.store.partition("kept", 0))) == 5
+
+
+def test_a_missing_or_wrong_index_is_made_again(rig):
+    partition = rig.topic(segment_bytes="2048")
+    fill(rig, partition, 100)
+    again = rig.again(clean=True)
+    for number, path in enumerate(sorted(partition.folder.glob("*.index"))):
+        path.unlink() if number % 2 else path.write_bytes(b"garbage")
+    again = again.again(clean=True)
+    assert [int(value) for value in values(again.store.partition("t", 0))] == list(range(100))
+
+
+def wide(rig, partitions=20, rounds=3):
+    rig.topic("wide", partitions=partitions)
+    logs = [rig.store.partition("wide", index) for index in range(partitions)]
+    for number in range(rounds):
+        for log in logs:
+            rig.append(log, f"{number}")
+        rig.driver.flush()
+    assert rig.disk.syncs
+    assert all(path.suffix == ".journal" for path in rig.disk.syncs)
+    return logs
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.5, 0.9])
+def test_the_journal_restores_what_the_segments_lost(rig, kept):
+    """A power cut: the journal was synced, the segments were not, so any part of them may be missing."""
+    logs = wide(rig)
+    for log in logs:
+        path = log.segments[0].path
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * kept)])
+    again = rig.again()
+    for index in range(len(logs)):
+        assert values(again.store.partition("wide", index)) == ["0", "1", "2"]
+    assert rig.disk.list(rig.folder / "journal") == []
+
+
+def test_the_journal_restores_segments_whose_pages_were_written_out_of_order(rig):
+    logs = wide(rig)
+    for log in logs:
+        path = log.segments[0].path
+        data = bytearray(path.read_bytes())
+        third = len(data) // 3
+        data[third : 2 * third] = bytes(third)
+        path.write_bytes(data)
+    again = rig.again()
+    for index in range(len(logs)):
+        reopened = again.store.partition("wide", index)
+        assert values(reopened) == ["0", "1", "2"]
+        assert reopened.damaged == []
+
+
+def test_the_journal_restores_segments_whose_files_never_got_a_name(rig):
+    logs = wide(rig)
+    for log in logs:
+        log.segments[0].path.unlink()
+    again = rig.again()
+    assert all(values(again.store.partition("wide", index)) == ["0", "1", "2"] for index in range(len(logs)))
+
+
+def test_a_torn_journal_record_was_never_acknowledged(rig):
+    logs = wide(rig, rounds=1)
+    (name,) = rig.disk.list(rig.folder / "journal")
+    path = rig.folder / "journal" / name
+    path.write_bytes(path.read_bytes() + b"\x01" * 50)
+    for log in logs:
+        log.segments[0].path.unlink()
+    again = rig.again()
+    assert all(values(again.store.partition("wide", index)) == ["0"] for index in range(len(logs)))
+
+
+def test_producers_survive_a_crash_without_the_batches_that_did_not(rig):
+    partition = rig.topic()
+    rig.write(partition, "a", producer_id=7, producer_epoch=0, base_sequence=0)
+    rig.store.save_checkpoint(lambda error: None)
+    rig.write(partition, "b", producer_id=7, producer_epoch=0, base_sequence=1)
+    rig.append(partition, "never written", producer_id=7, producer_epoch=0, base_sequence=2)
+    rig.store.save_checkpoint(lambda error: None)
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    duplicate = again.append(reopened, "b", producer_id=7, producer_epoch=0, base_sequence=1)
+    assert duplicate.base_offset == 1
+    assert again.write(reopened, "never written", producer_id=7, producer_epoch=0, base_sequence=2).base_offset == 2
+    assert values(reopened) == ["a", "b", "never written"]
+
+
+def test_a_crash_at_any_moment_keeps_what_was_flushed(tmp_path):
+    """Random appends, flushes, checkpoints, rolls and deletions; then the process is gone and comes back."""
+    for seed in range(25):
+        chance = random.Random(seed)
+        folder = tmp_path / str(seed)
+        rig = Rig(folder, defaults=TopicSettings(segment_bytes=1024))
+        rig.topic("x", partitions=6)
+        promised: dict[int, list[str]] = {index: [] for index in range(6)}
+        started = dict.fromkeys(range(6), 0)
+        count = 0
+        for _ in range(6):
+            for _ in range(chance.randrange(40)):
+                index = chance.randrange(6)
+                partition = rig.store.partition("x", index)
+                queued: list[tuple[int, str]] = []
+                for _ in range(chance.randrange(1, 4)):
+                    count += 1
+                    rig.append(partition, f"{count}" * chance.randrange(1, 40))
+                    queued.append((index, ""))
+                step = chance.random()
+                if step < 0.8:
+                    rig.driver.flush()
+                if step < 0.1:
+                    rig.store.save_checkpoint(lambda error: None)
+                if step < 0.05:
+                    rig.store.commit.ask_settling()
+                    rig.driver.flush()
+                if step > 0.95:
+                    before = chance.randrange(partition.log_start, partition.high_watermark + 1)
+                    rig.store.delete_records(partition, before, lambda error: None)
+            for index in range(6):
+                partition = rig.store.partition("x", index)
+                promised[index] = values(partition)
+                started[index] = partition.log_start
+            rig = rig.again(clean=chance.random() < 0.3)
+            for index in range(6):
+                partition = rig.store.partition("x", index)
+                assert partition.log_start == started[index], seed
+                assert values(partition)[: len(promised[index])] == promised[index], seed
+                assert not partition.damaged, seed
