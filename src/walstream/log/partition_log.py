@@ -73,7 +73,7 @@ class Shared(Protocol):
     def now_ms(self) -> int:
         """Return the wall clock."""
 
-    def sealed(self, partition: PartitionLog, segment: Segment) -> None:
+    def sealed(self, segment: Segment) -> None:
         """Hear that a segment takes no more batches."""
 
     def reported(self, partition: PartitionLog, error: WalstreamError) -> None:
@@ -200,7 +200,7 @@ class PartitionLog:
         segment.index = Index()
         segment.created_ms = now_ms
         self.segments = [*self.segments, segment]
-        self._shared.sealed(self, sealed)
+        self._shared.sealed(sealed)
         return segment
 
     def prepare(self) -> None:

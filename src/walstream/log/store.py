@@ -246,10 +246,13 @@ class LogStore:
         """Return the time for a batch of a topic with append time."""
         return self._clock.stamp(self.now_ms(), last_ms)
 
-    def sealed(self, partition: PartitionLog, segment: Segment) -> None:
-        """Write the index of a segment that takes no more batches; it is a hint, so a failure is only logged."""
-        del partition
+    def sealed(self, segment: Segment) -> None:
+        """Write the index of a segment that takes no more batches, and a checkpoint beyond it.
+
+        So recovery reads about one segment of a partition again, however fast it was written.
+        """
         self._driver.run(segment.save_index, partial(self._ended, "index not saved"))
+        self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
 
     def reported(self, partition: PartitionLog, error: WalstreamError) -> None:
         """Log and count damage and failures."""
