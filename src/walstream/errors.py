@@ -205,6 +205,12 @@ class PolicyViolation(RequestError):
     """The topic's settings do not allow it."""
 
 
+class NotEnoughReplicas(RequestError):
+    """The topic asks for more in-sync replicas than there are."""
+
+    retryable = True
+
+
 class InvalidAcks(RequestError):
     """The producer asks for a number of acknowledgements that does not exist."""
 
@@ -364,6 +370,7 @@ _TABLE: dict[type[WalstreamError], Codes] = {
     UnknownLeaderEpoch: Codes(75, "FAILED_PRECONDITION", 1),
     TransactionsUnsupported: Codes(35, "UNIMPLEMENTED", 1),
     PolicyViolation: Codes(44, "FAILED_PRECONDITION", 1),
+    NotEnoughReplicas: Codes(19, "FAILED_PRECONDITION", 1),
     InvalidAcks: Codes(21, "INVALID_ARGUMENT", 1),
     RequestTimedOut: Codes(7, "DEADLINE_EXCEEDED", 1),
     InvalidGroup: Codes(24, "INVALID_ARGUMENT", 1),

@@ -222,7 +222,7 @@ class _Cleaner:
         if begins_horizon:
             horizon_ms = self.horizon_ms
             cleaned, records = _rebase(cleaned, records, horizon_ms)
-        if selection.tombstones and horizon_ms is not None and horizon_ms > self.now_ms:
+        if selection.tombstones and horizon_ms is not None and (begins_horizon or horizon_ms > self.now_ms):
             self.stats.next_horizon_ms = min(horizon_ms, self.stats.next_horizon_ms or horizon_ms)
         if selection.count == header.record_count and not begins_horizon:
             return batch

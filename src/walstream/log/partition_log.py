@@ -230,9 +230,13 @@ class PartitionLog:
 
     def failed(self, error: PartitionOffline) -> None:
         """A write failed, and with it everything queued behind it."""
+        self._shared.reported(self, error)
+        self.stop(error)
+
+    def stop(self, error: PartitionOffline) -> None:
+        """Take no more writes, and tell everybody who waits for one."""
         self.write_error = error
         waiters, self._waiters = sorted(self._waiters, key=lambda waiter: waiter[:2]), []
-        self._shared.reported(self, error)
         for _, _, callback in waiters:
             callback(error)
 

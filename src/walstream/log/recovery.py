@@ -74,6 +74,7 @@ def recover(
     redo: Redo,
     open_files: OpenFiles,
     segment_bytes: int,
+    producers_max: int,
     now_ms: int,
 ) -> Recovered:
     """Open the segments of one partition and bring them to a state that can be trusted."""
@@ -84,7 +85,7 @@ def recover(
         log_start=max(known.log_start, segments[0].base_offset),
         log_end=known.offset,
         epochs=EpochMap.from_list(known.epochs),
-        producers=ProducerStates.restore(known.producers),
+        producers=ProducerStates.restore(known.producers, producers_max),
         cleaned_until=known.cleaned_until,
         gaps_below=known.gaps_below,
     )

@@ -29,10 +29,11 @@ from walstream.log.driver import Driver
 from walstream.log.group_commit import GroupCommit, Write
 from walstream.log.journal import Journal, Redo
 from walstream.log.partition_log import TOPIC_FILE, PartitionLog
+from walstream.log.producers import PRODUCERS_MAX
 from walstream.log.recovery import Recovered, recover
 from walstream.log.retention import is_expired, retained_from
 from walstream.log.segment import OpenFiles, Segment
-from walstream.log.settings import UNLIMITED
+from walstream.log.settings import UNLIMITED, TopicSettings
 
 log = structlog.get_logger()
 
@@ -58,6 +59,8 @@ class LogStore:
         checkpoint_interval_ms: int = 30_000,
         retention_interval_ms: int = 30_000,
         compaction_keys_max: int = KEYS_MAX,
+        producers_max: int = PRODUCERS_MAX,
+        producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
     ) -> None:
         self.disk = disk
         self.open_files = OpenFiles()
@@ -70,6 +73,8 @@ class LogStore:
         self._driver = driver
         self._cleaner = Cleaner(disk, self.open_files, compaction_keys_max)
         self._is_cleaning = False
+        self._producers_max = producers_max
+        self._producer_expiry_ms = producer_expiry_ms
         self._checkpoint_path = folder / "checkpoint.json"
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention_interval_ms = retention_interval_ms
@@ -134,11 +139,7 @@ class LogStore:
         folder = self._folder_of(topic.name, index)
         failure: StorageError | None = None
         try:
-            found = recover(
-                self.disk, folder, saved,
-                clean=clean, redo=redo, open_files=self.open_files,
-                segment_bytes=settings.segment_bytes, now_ms=self.now_ms(),
-            )  # fmt: skip
+            found = self._recover(folder, saved, settings, clean=clean, redo=redo)
         except (CorruptLog, OSError) as error:
             failure = error if isinstance(error, CorruptLog) else StorageError(f"{folder}: {error.strerror}.")
             found = Recovered.empty(self.disk, folder, saved, self.open_files)
@@ -149,6 +150,21 @@ class LogStore:
         self.partitions[topic.name, index] = partition
         self._report_recovery(partition, found)
         return partition
+
+    def _recover(
+        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
+    ) -> Recovered:
+        return recover(
+            self.disk,
+            folder,
+            saved,
+            clean=clean,
+            redo=redo,
+            open_files=self.open_files,
+            segment_bytes=settings.segment_bytes,
+            producers_max=self._producers_max,
+            now_ms=self.now_ms(),
+        )
 
     def _report_recovery(self, partition: PartitionLog, found: Recovered) -> None:
         if found.bytes_cut or found.batches_redone or found.bytes_checked:
@@ -209,7 +225,7 @@ class LogStore:
         for topic in self.catalogue.delete(names):
             for index in range(topic.partitions):
                 partition = self.partitions.pop((topic.name, index))
-                partition.failed(PartitionOffline(f"The topic {topic.name} was deleted."))
+                partition.stop(PartitionOffline(f"The topic {topic.name} was deleted."))
             self.commit.run_between(lambda name=topic.name: self._discard(name))  # type: ignore[misc]
 
     def _discard(self, name: str) -> None:
@@ -291,7 +307,7 @@ class LogStore:
         now_ms = self.now_ms()
         dropped: list[Segment] = []
         for partition in self.partitions.values():
-            partition.producers.expire(now_ms - PRODUCER_EXPIRY_MS)
+            partition.producers.expire(now_ms - self._producer_expiry_ms)
             settings, last = partition.settings, partition.segments[-1]
             if (
                 settings.deleted
@@ -359,11 +375,7 @@ class LogStore:
 
         def work() -> None:
             try:
-                found = recover(
-                    self.disk, partition.folder, saved,
-                    clean=False, redo={}, open_files=self.open_files,
-                    segment_bytes=partition.settings.segment_bytes, now_ms=self.now_ms(),
-                )  # fmt: skip
+                found = self._recover(partition.folder, saved, partition.settings, clean=False, redo={})
             except (OSError, WalstreamError) as error:
                 log.warning("partition stays offline", partition=partition.name, error=str(error))
             else:

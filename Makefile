@@ -1,0 +1,102 @@
+# Everything a developer or a curious reader does here. `make` alone lists it.
+#
+# The virtual environment is built from requirements.lock, every file checked by its hash, and built again when the
+# lock's content changes (not its date: a checkout touches dates). Nothing is installed outside .venv, except what
+# Debian keeps in packages of its own (python3-venv, Java), and that only as root; otherwise the command is printed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# The newest Python that runs: a name on the PATH may be a stub of a version manager that starts nothing.
+PYTHON ?= $(shell for v in 3.13 3.12 3.11 3; do \
+	python$$v -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo python$$v && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+hash = $(shell sha256sum $(1) 2>/dev/null | cut -c1-16)
+LOCKED := $(VENV)/.locked-$(call hash,requirements.lock)
+READY := $(VENV)/.ready-$(call hash,pyproject.toml)
+PYTEST := $(BIN)/pytest -q -n 2
+
+.PHONY: help
+help: ## list the targets
+	@echo "walstream: make <target>"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14 | sed 's/^/  /'
+
+.PHONY: demo
+demo: $(READY) ## start a node, produce and consume 100,000 records, kill it in the middle, prove that nothing is lost
+	@$(BIN)/walstream demo
+
+.PHONY: test
+test: $(READY) ## run the tests, with a fixed slice of the long rounds (a few minutes)
+	$(PYTEST) -m "not long"
+
+.PHONY: test-long
+test-long: $(READY) ## run everything, the long rounds in full
+	WALSTREAM_TEST_ROUNDS=full $(PYTEST)
+
+.PHONY: lint
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(READY) ## put the code into its format and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: docs
+docs: $(READY) ## write the pages that are generated: docs/configuration.md
+	$(BIN)/walstream config reference > docs/configuration.md
+
+.PHONY: bench-log
+bench-log: $(READY) ## measure produce, fetch and acknowledgement latency next to this machine's limits
+	$(BIN)/python bench/log.py
+
+.PHONY: bench-fsync
+bench-fsync: $(READY) ## measure what fsync costs from 1 to 512 partitions per flush
+	$(BIN)/python bench/fsync.py
+
+.PHONY: venv
+venv: $(READY) ## build the virtual environment (the other targets do it by themselves)
+
+.PHONY: lock
+lock: $(READY) ## choose the newest dependencies that pyproject.toml allows and write requirements.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-emit-index-url --no-emit-find-links --group dev --output-file requirements.lock pyproject.toml
+
+.PHONY: java
+java: ## look for Java, which Spark will need, and install it when root
+	@if command -v java >/dev/null; then java -version 2>&1 | head -1; \
+	else $(call debian,default-jre-headless); fi
+
+.PHONY: clean
+clean: ## remove the virtual environment and every cache
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installs a Debian package as root; otherwise says what to type, and stops.
+define debian
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "installing $(1)" >&2; \
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $(1) >/dev/null; \
+else \
+	echo "$(1) is missing. Install it with:  sudo apt-get install $(1)" >&2; exit 1; \
+fi
+endef
+
+$(LOCKED):
+	@$(PYTHON) -c '' 2>/dev/null || { echo "Python 3.11 or newer is missing. Install it with:  sudo apt-get install python3 python3-venv" >&2; exit 1; }
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then $(call debian,$(notdir $(PYTHON))-venv); fi
+	@echo "building $(VENV) with $$($(PYTHON) --version)" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(READY): $(LOCKED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.ready-* && touch $@

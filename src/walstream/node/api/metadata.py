@@ -1,0 +1,106 @@
+"""Metadata: which topics there are and who leads them. On a single node the answer to the second is always: this one.
+
+A client that allows it, and asks for a topic that does not exist, gets it created, if the configuration and its
+permissions say so.
+"""
+
+from __future__ import annotations
+
+from walstream.cluster.local import NewTopic, Topic
+from walstream.errors import NotAuthorized, WalstreamError
+from walstream.node.api.answers import OPERATIONS_UNASKED, cluster_operations, code_of, topic_operations
+from walstream.node.api.topics import add_topics, new_topic
+from walstream.node.context import Context
+from walstream.node.wire import Message, Reply
+
+
+async def metadata(context: Context, request: Message) -> Reply:
+    """Describe the node and the topics that are asked for."""
+    node = context.node
+    host, port = context.advertised
+    node_id = node.catalogue.node_id
+    wants_cluster = request.include_cluster_authorized_operations
+    return {
+        "brokers": [{"node_id": node_id, "host": host, "port": port}],
+        "cluster_id": node.catalogue.cluster_id,
+        "controller_id": node_id,
+        "topics": _topics(context, request),
+        "cluster_authorized_operations": cluster_operations(context) if wants_cluster else OPERATIONS_UNASKED,
+    }
+
+
+def _topics(context: Context, request: Message) -> list[Reply]:
+    asked = request.topics
+    # Version 0 had no null: an empty list meant all.
+    if asked is None or (context.version == 0 and not asked):
+        visible = (t for t in context.node.catalogue.topics.values() if context.may("describe", "topic", t.name))
+        return [_describe(context, request, topic) for topic in visible]
+    # Each topic is described once, however often it is asked for: answers must not grow much larger than questions.
+    wanted = list({(one.name, one.topic_id): one for one in asked}.values())
+    refused: dict[str, Exception] = {}
+    if request.allow_auto_topic_creation and context.node.config.log.auto_create_topics:
+        refused = _create_missing(context, wanted)
+    return [_answer(context, request, one, refused) for one in wanted]
+
+
+def _create_missing(context: Context, wanted: list[Message]) -> dict[str, Exception]:
+    """Create the topics that are asked for by name and do not exist; return why not, for those that were not."""
+    catalogue = context.node.catalogue
+    checked: list[NewTopic] = []
+    refused: dict[str, Exception] = {}
+    for name in (one.name for one in wanted if one.name is not None and one.name not in catalogue.topics):
+        try:
+            if not context.may("admin", "topic", name):
+                raise NotAuthorized(f"There is no topic {name!r}, and you may not create it.")
+            checked.append(new_topic(context, name))
+        except WalstreamError as error:
+            refused[name] = error
+    try:
+        if checked:
+            add_topics(context, checked)
+    except Exception as error:
+        refused |= {new.name: error for new in checked}
+    return refused
+
+
+def _answer(context: Context, request: Message, asked: Message, refused: dict[str, Exception]) -> Reply:
+    """Describe one topic that was asked for by name or by id."""
+    catalogue = context.node.catalogue
+    try:
+        if asked.name is None:
+            topic = catalogue.topic_by_id(asked.topic_id)
+            context.authorize("describe", "topic", topic.name)
+        else:
+            context.authorize("describe", "topic", asked.name)
+            if asked.name in refused:
+                raise refused[asked.name]
+            topic = catalogue.topic(asked.name)
+    except Exception as error:
+        # Before version 12 the name may not be null.
+        name = asked.name if asked.name is not None or context.version >= 12 else ""
+        return {"name": name, "topic_id": asked.topic_id, **code_of(context, error)}
+    return _describe(context, request, topic)
+
+
+def _describe(context: Context, request: Message, topic: Topic) -> Reply:
+    node = context.node
+    node_id = node.catalogue.node_id
+    wants_operations = request.include_topic_authorized_operations
+    return {
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.is_internal,
+        "topic_authorized_operations": topic_operations(context, topic.name)
+        if wants_operations
+        else OPERATIONS_UNASKED,
+        "partitions": [
+            {
+                "partition_index": index,
+                "leader_id": node_id,
+                "leader_epoch": node.store.partition(topic.name, index).leader_epoch,
+                "replica_nodes": [node_id],
+                "isr_nodes": [node_id],
+            }
+            for index in range(topic.partitions)
+        ],
+    }

@@ -1,0 +1,75 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, at a time and in an epoch.
+
+Looking for a time reads the log, so it happens on a thread.
+"""
+
+from __future__ import annotations
+
+from walstream.errors import InvalidRequest
+from walstream.node.api.answers import code_of
+from walstream.node.api.fetch import check_epoch
+from walstream.node.context import Context
+from walstream.node.wire import Message, Reply
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+UNKNOWN = -1
+
+
+async def list_offsets(context: Context, request: Message) -> Reply:
+    """Return offsets for the times, or the names of places, that are asked for."""
+    topics = []
+    for topic in request.topics:
+        partitions = [await _answer(context, topic.name, asked) for asked in topic.partitions]
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _answer(context: Context, topic: str, asked: Message) -> Reply:
+    index = asked.partition_index
+    try:
+        context.authorize("describe", "topic", topic)
+        partition = context.node.store.partition(topic, index)
+        check_epoch(partition, asked.current_leader_epoch)
+        offset, timestamp_ms = UNKNOWN, UNKNOWN
+        if asked.timestamp == LATEST:
+            offset = partition.high_watermark
+        elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
+            offset = partition.log_start
+        elif asked.timestamp == MAX_TIMESTAMP:
+            found = await context.in_thread(partition.max_timestamp)
+            offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
+        elif asked.timestamp >= 0:
+            found = await context.in_thread(partition.offset_for_time, asked.timestamp)
+            offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
+        elif asked.timestamp != LATEST_TIERED:
+            raise InvalidRequest(f"{asked.timestamp} is not a timestamp.")
+    except Exception as error:
+        return {"partition_index": index, **code_of(context, error)}
+    epoch = partition.leader_epoch if offset == partition.high_watermark else partition.epochs.epoch_at(offset)
+    return {"partition_index": index, "offset": offset, "timestamp": timestamp_ms, "leader_epoch": epoch}
+
+
+async def offset_for_leader_epoch(context: Context, request: Message) -> Reply:
+    """Return where epochs end, so that a consumer can tell whether what it read still stands."""
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [_epoch_end(context, topic.topic, asked) for asked in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+def _epoch_end(context: Context, topic: str, asked: Message) -> Reply:
+    try:
+        context.authorize("describe", "topic", topic)
+        partition = context.node.store.partition(topic, asked.partition)
+        check_epoch(partition, asked.current_leader_epoch)
+    except Exception as error:
+        return {"partition": asked.partition, **code_of(context, error)}
+    if asked.leader_epoch > partition.leader_epoch:
+        return {"partition": asked.partition}
+    epoch, end_offset = partition.end_offset_for(asked.leader_epoch)
+    return {"partition": asked.partition, "leader_epoch": epoch, "end_offset": end_offset}

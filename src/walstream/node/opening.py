@@ -1,0 +1,62 @@
+"""From the configuration to an open log: which setting goes where.
+
+Knows the names on both sides and nothing else, so that the log needs no configuration and the server no list of its
+settings. Opening recovers the log and therefore takes the time that recovery takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from walstream.cluster.local import Catalogue
+from walstream.config import Config
+from walstream.log.disk import OsDisk
+from walstream.log.driver import ThreadDriver
+from walstream.log.settings import TopicSettings
+from walstream.log.store import LogStore
+
+
+def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> tuple[Catalogue, LogStore]:
+    """Open the catalogue and the log of a folder that is locked; completions of the log run on `loop`."""
+    disk = OsDisk()
+    catalogue = Catalogue(disk, folder, node_id=config.node.node_id, defaults=topic_defaults(config))
+    store = LogStore(
+        disk,
+        folder,
+        catalogue,
+        ThreadDriver(_poster(loop)),
+        now_ms,
+        journal_bytes_max=config.log.journal_bytes_max,
+        checkpoint_interval_ms=config.log.checkpoint_interval_ms,
+        retention_interval_ms=config.log.retention_check_interval_ms,
+        compaction_keys_max=config.log.compaction_keys_max,
+        producers_max=config.limits.producers_per_partition_max,
+        producer_expiry_ms=config.limits.producer_expiry_ms,
+    )
+    return catalogue, store
+
+
+def topic_defaults(config: Config) -> TopicSettings:
+    """Return the settings of topics that set nothing themselves."""
+    return TopicSettings(
+        retention_ms=config.log.retention_ms,
+        retention_bytes=config.log.retention_bytes,
+        segment_bytes=config.log.segment_bytes,
+        segment_ms=config.log.segment_ms,
+        batch_bytes_max=config.log.message_bytes_max,
+    )
+
+
+def now_ms() -> int:
+    """Return the wall clock in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
+    return post

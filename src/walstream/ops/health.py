@@ -1,0 +1,56 @@
+"""Health: one JSON document that says whether the node is well and, if not, what is wrong with which partition."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from walstream.log.store import LogStore
+
+DETAILS_MAX = 100
+"""Partitions that are named; with more unwell than this the counts say enough."""
+
+
+class Source(Protocol):
+    """What health reads of a node."""
+
+    store: LogStore
+
+    @property
+    def connection_count(self) -> int:
+        """Return the number of open connections."""
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Return for how long the node has run."""
+
+    @property
+    def version(self) -> str:
+        """Return walstream's version."""
+
+
+def health(source: Source) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status and the document: 200 also when degraded, because a degraded node still serves."""
+    store = source.store
+    partitions = store.partitions.values()
+    offline = [
+        {"partition": partition.name, "reason": str(partition.write_error)}
+        for partition in partitions
+        if partition.write_error is not None
+    ]
+    quarantined = [
+        {"partition": partition.name, "offsets": [[start, end - 1] for start, end in partition.damaged]}
+        for partition in partitions
+        if partition.damaged
+    ]
+    return 200, {
+        "status": "degraded" if offline or quarantined else "ok",
+        "version": source.version,
+        "epoch": store.epoch,
+        "uptime_seconds": round(source.uptime_seconds, 3),
+        "connections": source.connection_count,
+        "partitions": len(partitions),
+        "partitions_offline": len(offline),
+        "partitions_quarantined": len(quarantined),
+        "offline": offline[:DETAILS_MAX],
+        "quarantined": quarantined[:DETAILS_MAX],
+    }

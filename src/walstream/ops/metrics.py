@@ -1,0 +1,243 @@
+"""Every metric of walstream, in one file: prefix `walstream_`, base units, `_total` for counters.
+
+On the hot path counting is adding to a plain integer. The numbers become Prometheus samples only when somebody asks, in
+`Exporter.collect`, which also reads what the node already knows (sizes, offsets, connections): so nothing is counted
+twice and a metric cannot disagree with the state it is about.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from walstream.log.store import LogStore
+    from walstream.node.api import Api
+    from walstream.node.framing import Budget
+    from walstream.node.groups.service import GroupService
+    from walstream.node.sessions import Sessions
+
+BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+PARTITION_SERIES_MAX = 2_000
+"""Partitions with series of their own. With more there are only sums: a scrape must stay small."""
+
+
+class Timing:
+    """How often something happened and how long it took."""
+
+    __slots__ = ("_counts", "sum_seconds")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.sum_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+    @property
+    def count(self) -> int:
+        """Return how often it happened."""
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return cumulative counts by upper bound, as Prometheus wants them."""
+        total = 0
+        result = []
+        for bound, count in zip((*map(str, BUCKETS_SECONDS), "+Inf"), self._counts, strict=True):
+            total += count
+            result.append((bound, float(total)))
+        return result
+
+
+class Metrics:
+    """The plain numbers that the node counts."""
+
+    def __init__(self, api_keys: Iterable[int]) -> None:
+        self.requests: dict[int, Timing] = {key: Timing() for key in api_keys}
+        self.errors: Counter[int] = Counter()
+        self.failures = 0
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.appended_batches = 0
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.fetched_bytes = 0
+        self.cold_reads = 0
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.connections_closed = 0
+
+    def count_errors(self, codes: Iterable[int]) -> None:
+        """Count error codes that are answered."""
+        self.errors.update(codes)
+
+
+class Source(Protocol):
+    """What the exporter reads of a node."""
+
+    metrics: Metrics
+    store: LogStore
+    groups: GroupService
+    sessions: Sessions
+    budget: Budget
+    unsent: Budget
+    apis: dict[int, Api]
+
+    @property
+    def connection_count(self) -> int:
+        """Return the number of open connections."""
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Return for how long the node has run."""
+
+    @property
+    def version(self) -> str:
+        """Return walstream's version."""
+
+
+class Exporter(Collector):
+    """Turns the numbers of one node into samples."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._more: list[Callable[[], Iterable[Metric]]] = []
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Have another stage's metrics collected along with these."""
+        self._more.append(collect)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        yield from self._node()
+        yield from self._requests()
+        yield from self._log()
+        yield from self._partitions()
+        for collect in self._more:
+            yield from collect()
+
+    def _node(self) -> Iterator[Metric]:
+        source, metrics = self._source, self._source.metrics
+        info = GaugeMetricFamily("walstream_node_info", "The version that runs.", labels=["version"])
+        info.add_metric([source.version], 1)
+        yield info
+        yield _gauge("walstream_uptime_seconds", "Time since the node started.", source.uptime_seconds)
+        yield _gauge("walstream_connections", "Open connections.", source.connection_count)
+        yield _counter("walstream_connections_accepted", "Connections taken in.", metrics.connections_accepted)
+        yield _counter(
+            "walstream_connections_refused",
+            "Connections closed because there were too many.",
+            metrics.connections_refused,
+        )
+        yield _counter(
+            "walstream_connections_closed",
+            "Connections that the node ended: protocol broken, deadline passed, reader stuck.",
+            metrics.connections_closed,
+        )
+        yield _gauge(
+            "walstream_inflight_bytes", "Requests being read and handled, all connections.", source.budget.used_bytes
+        )
+        yield _gauge(
+            "walstream_inflight_waiting_connections",
+            "Connections not read from for lack of room.",
+            source.budget.waiting,
+        )
+        yield _gauge("walstream_unsent_bytes", "Responses that clients have not read yet.", source.unsent.used_bytes)
+        yield _gauge(
+            "walstream_groups", "Consumer groups with members or lately so.", len(source.groups.coordinator.groups)
+        )
+        yield _counter(
+            "walstream_group_rebalances", "Generations that consumer groups formed.", source.groups.rebalances
+        )
+        yield _gauge("walstream_fetch_sessions", "Incremental fetch sessions.", len(source.sessions))
+        yield _counter(
+            "walstream_fetch_session_evictions", "Fetch sessions given up for others.", source.sessions.evictions
+        )
+
+    def _requests(self) -> Iterator[Metric]:
+        metrics = self._source.metrics
+        durations = HistogramMetricFamily(
+            "walstream_request_duration_seconds",
+            "From a request's arrival to its response, waiting included.",
+            labels=["api"],
+        )
+        for key, timing in metrics.requests.items():
+            if timing.count:
+                durations.add_metric([self._source.apis[key].name], timing.buckets(), timing.sum_seconds)
+        yield durations
+        errors = CounterMetricFamily("walstream_request_errors", "Kafka error codes answered.", labels=["code"])
+        for code, count in sorted(metrics.errors.items()):
+            errors.add_metric([str(code)], count)
+        yield errors
+        yield _counter("walstream_request_failures", "Requests that met a bug of the node.", metrics.failures)
+        yield _counter("walstream_received_bytes", "Bytes received from clients.", metrics.received_bytes)
+        yield _counter("walstream_sent_bytes", "Bytes sent to clients.", metrics.sent_bytes)
+
+    def _log(self) -> Iterator[Metric]:
+        metrics, store = self._source.metrics, self._source.store
+        flushes = store.commit.counters
+        yield _counter("walstream_appended_records", "Records appended by producers.", metrics.appended_records)
+        yield _counter("walstream_appended_batches", "Record batches appended by producers.", metrics.appended_batches)
+        yield _counter("walstream_appended_bytes", "Bytes appended by producers.", metrics.appended_bytes)
+        yield _counter("walstream_fetched_bytes", "Bytes of records read for consumers.", metrics.fetched_bytes)
+        yield _counter("walstream_cold_reads", "Reads that had to wait for the disk.", metrics.cold_reads)
+        yield _counter("walstream_flushes", "Group commits.", flushes.flushes)
+        yield _counter("walstream_flush_batches", "Record batches made durable.", flushes.writes)
+        yield _counter("walstream_flush_bytes", "Bytes made durable.", flushes.bytes)
+        yield _counter("walstream_flush_syncs", "fdatasync calls of group commits.", flushes.syncs)
+        yield _counter("walstream_flush_journaled", "Group commits made durable by the journal.", flushes.journaled)
+        yield _counter("walstream_damage_reports", "Damaged places found in the log.", store.damage_reports)
+        yield _counter("walstream_write_failures", "Times a partition went offline.", store.write_failures)
+        yield _gauge("walstream_epoch", "The epoch of this start of the node.", store.epoch)
+
+    def _partitions(self) -> Iterator[Metric]:
+        partitions = self._source.store.partitions
+        logs = list(partitions.values())
+        yield _gauge("walstream_partitions", "Partitions on this node.", len(logs))
+        yield _gauge(
+            "walstream_partitions_offline",
+            "Partitions that take no writes.",
+            sum(log.write_error is not None for log in logs),
+        )
+        yield _gauge(
+            "walstream_partitions_damaged",
+            "Partitions with quarantined offsets.",
+            sum(bool(log.damaged) for log in logs),
+        )
+        yield _gauge("walstream_log_size_bytes", "Size of all segments.", sum(log.size_bytes for log in logs))
+        if len(logs) > PARTITION_SERIES_MAX:
+            return
+        labels = ["topic", "partition"]
+        ends = GaugeMetricFamily("walstream_partition_high_watermark", "End of what consumers see.", labels=labels)
+        starts = GaugeMetricFamily("walstream_partition_log_start", "First offset kept.", labels=labels)
+        sizes = GaugeMetricFamily("walstream_partition_size_bytes", "Size of the partition's segments.", labels=labels)
+        for log in logs:
+            names = [log.topic, str(log.index)]
+            ends.add_metric(names, log.high_watermark)
+            starts.add_metric(names, log.log_start)
+            sizes.add_metric(names, log.size_bytes)
+        yield from (ends, starts, sizes)
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(name, documentation, value=value)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)

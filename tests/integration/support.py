@@ -1,0 +1,50 @@
+"""What several tests need: waiting for things to become true, the length of rounds, seeds, a node's memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from walstream.node.process import NodeProcess
+
+T = TypeVar("T")
+
+MakeNode = Callable[..., NodeProcess]
+"""The fixture `make_node`: settings as `section__key=value` in, a running node out."""
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 20.0, interval_s: float = 0.02) -> T:
+    """Ask until the answer is true and return it; say what was waited for when it never is."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(interval_s)
+
+
+def rounds(full: int, part: int) -> int:
+    """How many rounds to run: WALSTREAM_TEST_ROUNDS is `full` or a number, and without it a fixed part is run."""
+    wanted = os.environ.get("WALSTREAM_TEST_ROUNDS", "")
+    return full if wanted == "full" else int(wanted) if wanted else part
+
+
+def seeded(default: int | None = None) -> tuple[int, random.Random]:
+    """Return a seed and its generator: WALSTREAM_TEST_SEED, the default, or a new one. pytest shows it on failure."""
+    wanted = os.environ.get("WALSTREAM_TEST_SEED")
+    seed = int(wanted) if wanted else random.SystemRandom().randrange(2**32) if default is None else default
+    print(f"seed: WALSTREAM_TEST_SEED={seed}")
+    return seed, random.Random(seed)
+
+
+def memory_mb(pid: int, kind: str = "VmHWM") -> float:
+    """The memory of a process: the most it ever had resident, or `VmRSS`, what it has now."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(kind):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"the kernel tells no {kind}")

@@ -1,0 +1,117 @@
+"""What the node does by itself: retention by size and time, compaction of compacted topics."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import KafkaException
+
+from walstream.node.process import NodeProcess
+
+from .bare import Bare, one_record
+from .clients import Confluent, Item, configure_topic, create_topic, read_messages, watermarks
+from .support import MakeNode, wait_for
+
+INVALID_RECORD = 87
+
+
+@pytest.fixture
+def busy_node(make_node: MakeNode) -> NodeProcess:
+    """A node that looks for work all the time and makes small segments."""
+    return make_node(log__retention_check_interval_ms=50, log__checkpoint_interval_ms=200)
+
+
+def fill(node: NodeProcess, topic: str, batches: int, *, timestamp_ms: int | None = None) -> None:
+    """Write batches of one record of 1,000 bytes each."""
+    for number in range(batches):
+        item = Item(str(number).encode().ljust(1000, b"."), f"key {number}".encode(), timestamp_ms=timestamp_ms)
+        Confluent().write(node.address, topic, [item])
+
+
+def test_retention_by_size(busy_node: NodeProcess, topic: str) -> None:
+    create_topic(busy_node.address, topic, segment_bytes=4096, retention_bytes=10_000)
+    fill(busy_node, topic, 30)
+    wait_for(lambda: watermarks(busy_node.address, topic)[0] >= 10, "old segments go")
+    low, high = watermarks(busy_node.address, topic)
+    assert high == 30
+    assert low <= 25, "what retention.bytes allows is kept"
+    assert [message.offset() for message in read_messages(busy_node.address, topic, offset=low)] == list(range(low, 30))
+
+
+def test_retention_by_time(busy_node: NodeProcess, topic: str) -> None:
+    create_topic(busy_node.address, topic, segment_bytes=4096)
+    long_ago_ms = int(time.time() * 1000) - 30 * 24 * 3600 * 1000
+    configure_topic(busy_node.address, topic, retention_ms=-1)
+    fill(busy_node, topic, 12, timestamp_ms=long_ago_ms)
+    fill(busy_node, topic, 12)
+    assert watermarks(busy_node.address, topic)[0] == 0
+    configure_topic(busy_node.address, topic, retention_ms=24 * 3600 * 1000)
+    wait_for(lambda: watermarks(busy_node.address, topic)[0] >= 8, "all full segments of last month go")
+    low, high = watermarks(busy_node.address, topic)
+    assert low <= 12
+    assert high == 24
+    assert len(read_messages(busy_node.address, topic, offset=low)) == 24 - low
+
+
+def test_retention_of_everything_keeps_the_offsets(busy_node: NodeProcess, topic: str) -> None:
+    create_topic(busy_node.address, topic, segment_bytes=4096)
+    long_ago_ms = int(time.time() * 1000) - 3600 * 1000
+    fill(busy_node, topic, 5, timestamp_ms=long_ago_ms)
+    configure_topic(busy_node.address, topic, retention_ms=1000, segment_ms=100)
+    wait_for(lambda: watermarks(busy_node.address, topic) == (5, 5), "all goes, the active segment too once it is old")
+    busy_node.restart()
+    assert watermarks(busy_node.address, topic) == (5, 5)
+    with Bare(busy_node.address) as connection:
+        assert connection.produce(topic, one_record(b"next")).base_offset == 5
+
+
+def test_compaction_keeps_the_last_of_each_key(busy_node: NodeProcess, topic: str) -> None:
+    create_topic(
+        busy_node.address,
+        topic,
+        cleanup_policy="compact",
+        segment_bytes=4096,
+        min_cleanable_dirty_ratio=0.01,
+        delete_retention_ms=0,
+    )
+    keys, times = 20, 10
+    for turn in range(times):
+        items = [Item(f"{turn}".encode().ljust(100), f"key {key}".encode()) for key in range(keys)]
+        Confluent().write(busy_node.address, topic, items, "lz4" if turn % 2 else "none")
+    Confluent().write(busy_node.address, topic, [Item(None, b"key 0")])
+    # Something after it, so that the tombstone's segment is sealed.
+    for number in range(12):
+        Confluent().write(busy_node.address, topic, [Item(bytes(1000), f"filler {number}".encode())])
+    end = keys * times + 1 + 12
+
+    def compacted() -> bool:
+        found = read_messages(busy_node.address, topic)
+        old = [message for message in found if not message.key().startswith(b"filler")]
+        return len(old) == keys - 1
+
+    wait_for(compacted, "one record for each key remains, and none for the deleted one", timeout_s=30)
+    messages = read_messages(busy_node.address, topic)
+    last = {message.key(): message for message in messages}
+    assert len(last) == len(messages), "each key once"
+    for key in range(1, keys):
+        message = last[f"key {key}".encode()]
+        assert message.value() == f"{times - 1}".encode().ljust(100)
+        assert message.offset() == (times - 1) * keys + key, "offsets stay what they were"
+    assert watermarks(busy_node.address, topic)[1] == end
+    assert [message.offset() for message in messages] == sorted(message.offset() for message in messages)
+
+    busy_node.kill()
+    busy_node.start()
+    assert {message.key(): message.value() for message in read_messages(busy_node.address, topic)} == {
+        key: message.value() for key, message in last.items()
+    }
+
+
+def test_a_compacted_topic_takes_no_record_without_key(node: NodeProcess, topic: str) -> None:
+    create_topic(node.address, topic, cleanup_policy="compact")
+    with Bare(node.address) as connection:
+        assert connection.produce(topic, one_record(b"value")).error == INVALID_RECORD
+        assert connection.produce(topic, one_record(b"value", b"key")).error == 0
+    with pytest.raises(KafkaException):
+        Confluent().write(node.address, topic, [Item(b"value")])

@@ -1,0 +1,185 @@
+"""The shell around the coordinator: requests that wait, the timer, what lapses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from node.groups.world import subscription
+from node.running import running_node
+from walstream.cluster.local import NewTopic
+from walstream.errors import CoordinatorUnavailable, GroupFull, GroupNotEmpty, GroupNotFound, UnknownMember
+from walstream.node.groups import service
+from walstream.node.groups.events import Heartbeat, Join, Joined, Leave, Leaver, State, Sync, Synced
+from walstream.node.groups.service import GroupService
+from walstream.node.offsets import Committed
+from walstream.node.server import Node
+
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def _join(**changes: object) -> Join:
+    values: dict[str, object] = {
+        "group_id": "g",
+        "member_id": "",
+        "instance_id": None,
+        "client_id": "c",
+        "client_host": "",
+        "protocol_type": "consumer",
+        "protocols": (("range", subscription("t")),),
+        "session_timeout_ms": 1_000,
+        "rebalance_timeout_ms": 1_000,
+        "must_know_id": False,
+        "can_skip_assignment": True,
+    }
+    return Join(**(values | changes))  # type: ignore[arg-type]
+
+
+async def _settle(groups: GroupService, **changes: object) -> Joined:
+    joined = await groups.ask(_join(**changes))
+    assert isinstance(joined, Joined)
+    synced = await groups.ask(
+        Sync("g", joined.member_id, None, joined.generation, None, None, ((joined.member_id, b"s"),))
+    )
+    assert isinstance(synced, Synced)
+    return joined
+
+
+async def test_a_join_waits_for_the_timer(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=150) as node:
+        started = time.monotonic()
+        one, two = await asyncio.gather(node.groups.ask(_join()), node.groups.ask(_join()))
+        assert isinstance(one, Joined)
+        assert isinstance(two, Joined)
+        assert one.generation == two.generation == 1
+        assert 0.14 < time.monotonic() - started < 2
+        assert node.groups.rebalances == 1
+
+
+async def test_a_session_ends_by_itself(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_session_timeout_ms_min=50) as node:
+        joined = await _settle(node.groups, session_timeout_ms=100)
+        for _ in range(4):
+            await asyncio.sleep(0.05)
+            await node.groups.ask(Heartbeat("g", joined.member_id, None, joined.generation))
+        await asyncio.sleep(0.25)
+        with pytest.raises(UnknownMember):
+            await node.groups.ask(Heartbeat("g", joined.member_id, None, joined.generation))
+        assert node.groups.states() == {"g": (State.EMPTY, "")}
+
+
+async def test_a_node_that_stood_still_hears_its_members_first(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_session_timeout_ms_min=50) as node:
+        joined = await _settle(node.groups, session_timeout_ms=100)
+        time.sleep(0.1 + 1.5 * service.STALL_MS / 1000)  # noqa: ASYNC251 - this is the stall
+        await asyncio.sleep(0.05)
+        await node.groups.ask(Heartbeat("g", joined.member_id, None, joined.generation))
+        assert node.groups.states()["g"][0] is State.STABLE
+        await asyncio.sleep(2 * service.STALL_MS / 1000)
+        assert node.groups.states()["g"][0] is State.EMPTY, "once, not for ever"
+
+
+async def test_who_is_cancelled_is_forgotten(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=60_000) as node:
+        task = asyncio.create_task(node.groups.ask(_join(rebalance_timeout_ms=60_000)))
+        await asyncio.sleep(0.01)
+        assert len(node.groups.coordinator.parked) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not node.groups.coordinator.parked
+        assert node.groups.coordinator.groups["g"].state is State.EMPTY
+
+
+async def test_stopping_answers_and_refuses(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=60_000) as node:
+        task = asyncio.create_task(node.groups.ask(_join(rebalance_timeout_ms=60_000)))
+        await asyncio.sleep(0.01)
+        await node.groups.stop()
+        with pytest.raises(CoordinatorUnavailable):
+            await task
+        with pytest.raises(CoordinatorUnavailable):
+            await node.groups.ask(_join())
+
+
+async def test_offsets_of_an_abandoned_group_lapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=0) as node:
+        groups = node.groups
+        _create(node, "t")
+        now_ms = node.now_ms()
+        joined = await _settle(groups)
+        await groups.commit("g", {("t", 0): _at(1, now_ms)})
+        await groups.commit("simple", {("t", 0): _at(1, now_ms - 30 * DAY_MS), ("t", 1): _at(1, now_ms)})
+        await groups.upkeep()
+        assert set(groups.table) == {"g", "simple"}, "the node has not run long enough to know that nobody is there"
+        # Eight days later, on both clocks; the member of the first group is still there.
+        monkeypatch.setattr(node.store, "now_ms", lambda: now_ms + 8 * DAY_MS)
+        monkeypatch.setattr(groups, "_clock_ms", lambda: int(time.monotonic() * 1000) + 8 * DAY_MS)
+        await groups.commit("simple", {("t", 1): _at(2, now_ms + 7 * DAY_MS)})
+        await groups.upkeep()
+        assert set(groups.table) == {"g", "simple"}
+        assert list(groups.table.of("simple")) == [("t", 1)], "what is committed now and then stays"
+        await groups.ask(Leave("g", (Leaver(joined.member_id, None),)))
+        await groups.upkeep()
+        assert "g" in groups.table, "it has only just become empty"
+        monkeypatch.setattr(node.store, "now_ms", lambda: now_ms + 16 * DAY_MS)
+        monkeypatch.setattr(groups, "_clock_ms", lambda: int(time.monotonic() * 1000) + 16 * DAY_MS)
+        await groups.upkeep()
+        assert set(groups.table) == set()
+        assert groups.states() == {}, "nothing is left of the group"
+
+
+async def test_retention_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_node(tmp_path, limits__offset_retention_ms=-1) as node:
+        _create(node, "t")
+        await node.groups.commit("g", {("t", 0): _at(1, 0)})
+        later_ms = node.now_ms() + 1_000 * DAY_MS
+        monkeypatch.setattr(node.store, "now_ms", lambda: later_ms)
+        await node.groups.upkeep()
+        assert "g" in node.groups.table
+
+
+async def test_offsets_of_a_topic_that_is_gone_are_swept_up(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        _create(node, "kept")
+        await node.groups.commit("g", {("t", 0): _at(1), ("kept", 0): _at(1)})
+        node.store.delete_topics(["t"])
+        await node.groups.upkeep()
+        assert list(node.groups.table.of("g")) == [("kept", 0)]
+
+
+async def test_deleting_a_group(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=0) as node:
+        _create(node, "t")
+        joined = await _settle(node.groups)
+        await node.groups.commit("g", {("t", 0): _at(1)})
+        with pytest.raises(GroupNotEmpty):
+            await node.groups.delete_group("g")
+        await node.groups.ask(Leave("g", (Leaver(joined.member_id, None),)))
+        await node.groups.delete_group("g")
+        assert node.groups.states() == {}
+        with pytest.raises(GroupNotFound):
+            await node.groups.delete_group("g")
+
+
+async def test_groups_that_are_only_offsets_are_limited_too(tmp_path: Path) -> None:
+    async with running_node(tmp_path, limits__groups_max=2) as node:
+        _create(node, "t")
+        for group in ("a", "b"):
+            node.groups.check_commit(group, "", None, -1)
+            await node.groups.commit(group, {("t", 0): _at(1)})
+        node.groups.check_commit("a", "", None, -1)
+        with pytest.raises(GroupFull):
+            node.groups.check_commit("c", "", None, -1)
+
+
+def _create(node: Node, name: str) -> None:
+    node.store.create_topics([NewTopic(name, 2, {})])
+
+
+def _at(offset: int, commit_ms: int = 0) -> Committed:
+    return Committed(offset, -1, "", commit_ms)

@@ -1,0 +1,188 @@
+"""The configuration: which source wins, where a value came from, and what an error says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from walstream.config import Config, allowed, environment_name, fields, load, reference
+from walstream.config_reference import show
+from walstream.errors import ConfigError, codes
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "walstream.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refuse(file: Path | None = None, environ: dict[str, str] | None = None, **overrides: object) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ, {key.replace("__", "."): value for key, value in overrides.items()})
+    return caught.value
+
+
+def test_defaults_are_themselves_allowed() -> None:
+    loaded = load()
+    assert loaded.config == Config()
+    for name, field in fields():
+        section, key = name.split(".")
+        if isinstance(field.default, str | int):
+            assert load(overrides={name: field.default}).config == loaded.config, (section, key)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '[node]\nlisten = "127.0.0.1:1"\ndata = "a"\nnode_id = 7\n')
+    environ = {"WALSTREAM_NODE__LISTEN": "127.0.0.1:2", "WALSTREAM_NODE__DATA": "b"}
+    loaded = load(file, environ, {"node.listen": "127.0.0.1:3"})
+    assert (loaded.config.node.listen, loaded.config.node.data, loaded.config.node.node_id) == ("127.0.0.1:3", "b", 7)
+    assert str(loaded.origins["node.listen"]) == "flag node.listen=127.0.0.1:3"
+    assert str(loaded.origins["node.data"]) == "environment WALSTREAM_NODE__DATA"
+    assert str(loaded.origins["node.node_id"]) == f"file {file}"
+    assert str(loaded.origins["log.segment_bytes"]) == "default"
+
+
+def test_every_key_has_an_origin_and_an_environment_variable() -> None:
+    loaded = load()
+    names = [name for name, _ in fields()]
+    assert list(loaded.origins) == names
+    assert environment_name("log.segment_bytes") == "WALSTREAM_LOG__SEGMENT_BYTES"
+    assert len({environment_name(name) for name in names}) == len(names)
+
+
+def test_environment_without_a_section_is_somebody_elses() -> None:
+    environ = {"WALSTREAM_BOOTSTRAP": "x", "WALSTREAM_TEST_ROUNDS": "full", "PATH": "/bin", "OTHER__KEY": "1"}
+    assert load(environ=environ).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", ()), ("PLAIN", ("PLAIN",)), ("PLAIN, SCRAM-SHA-512", ("PLAIN", "SCRAM-SHA-512")), ('["PLAIN"]', ("PLAIN",))],
+)
+def test_a_list_as_text(text: str, value: tuple[str, ...]) -> None:
+    environ = {"WALSTREAM_SECURITY__SASL_MECHANISMS": text}
+    assert load(environ=environ).config.security.sasl_mechanisms == value
+
+
+def test_tables(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [security]
+        [security.users]
+        ann = "SCRAM-SHA-256$…"
+        bob = ["SCRAM-SHA-256$…", "SCRAM-SHA-512$…"]
+        [[security.acls]]
+        principal = "ann"
+        kind = "topic"
+        name = "orders.*"
+        operations = ["read", "write"]
+        """,
+    )
+    security = load(file).config.security
+    assert security.users == {"ann": "SCRAM-SHA-256$…", "bob": ("SCRAM-SHA-256$…", "SCRAM-SHA-512$…")}
+    assert security.acls[0].operations == ("read", "write")
+    rule = '[{"principal": "ann", "kind": "topic", "name": "orders.*", "operations": ["read", "write"]}]'
+    assert load(environ={"WALSTREAM_SECURITY__ACLS": rule}).config.security.acls == security.acls
+
+
+def test_booleans_as_text() -> None:
+    assert load(environ={"WALSTREAM_LOG__AUTO_CREATE_TOPICS": "false"}).config.log.auto_create_topics is False
+    assert load(overrides={"security.allow_insecure": "true"}).config.security.allow_insecure is True
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load().config.node.listen = "elsewhere"  # type: ignore[misc]
+
+
+class TestErrors:
+    def test_exit_code_is_that_of_usage(self) -> None:
+        assert codes(refuse(node__port=1)).exit == 2
+
+    def test_unknown_key_names_the_nearest(self, tmp_path: Path) -> None:
+        error = refuse(write(tmp_path, "[log]\nsegment_byte = 1\n"))
+        assert error.message.startswith("Unknown key log.segment_byte (file ")
+        assert error.hint == "Did you mean log.segment_bytes?"
+
+    def test_key_of_another_section(self) -> None:
+        assert refuse(log__listen="127.0.0.1:1").hint == "Did you mean node.listen?"
+
+    def test_unknown_section(self, tmp_path: Path) -> None:
+        assert refuse(write(tmp_path, "[limit]\n")).hint == "Did you mean limits?"
+        assert refuse(environ={"WALSTREAM_NODES__LISTEN": "x"}).hint == "Did you mean node?"
+
+    def test_wrong_type_says_key_value_source_and_what_is_allowed(self) -> None:
+        error = refuse(environ={"WALSTREAM_LOG__SEGMENT_BYTES": "128MB"})
+        assert "log.segment_bytes = '128MB' (environment WALSTREAM_LOG__SEGMENT_BYTES)" in error.message
+        assert error.hint == "Allowed: integer from 1,024 to 2,147,483,647."
+
+    @pytest.mark.parametrize("value", ['"1048576"', "1048576.5", "true", "[1]"])
+    def test_a_file_has_numbers_where_numbers_belong(self, tmp_path: Path, value: str) -> None:
+        assert "log.segment_bytes" in refuse(write(tmp_path, f"[log]\nsegment_bytes = {value}\n")).message
+
+    def test_out_of_range(self) -> None:
+        error = refuse(node__node_id=-1)
+        assert "node.node_id = -1" in error.message
+        assert "greater than or equal to 0" in error.message
+
+    def test_choice(self) -> None:
+        assert refuse(node__log_level="loud").hint == "Allowed: debug | info | warning | error."
+
+    def test_address_without_port(self) -> None:
+        assert refuse(node__listen="localhost").hint == "Allowed: host:port."
+
+    def test_a_wrong_rule_says_which_part(self) -> None:
+        rule = '[{"principal": "ann", "kind": "topic", "operations": ["raed"]}]'
+        assert "0.operations.0" in refuse(environ={"WALSTREAM_SECURITY__ACLS": rule}).message
+
+    def test_broken_json(self) -> None:
+        assert "is not valid JSON" in refuse(environ={"WALSTREAM_SECURITY__ACLS": "[{"}).message
+
+    def test_a_credential_is_never_repeated(self) -> None:
+        error = refuse(environ={"WALSTREAM_SECURITY__USERS": '{"ann": 12345}'})
+        assert "12345" not in str(error)
+        assert "secret" not in repr(load(overrides={"security.users": {"ann": "secret"}}).config)
+
+    def test_contradictions(self) -> None:
+        assert "tls_certificate and tls_key" in refuse(security__tls_key="key.pem").message
+        assert "never arrives" in refuse(log__message_bytes_max=2**30).message
+        assert "never fits" in refuse(limits__request_bytes_max=2**30).message
+        assert "group_session_timeout_ms_min" in refuse(limits__group_session_timeout_ms_min=10**9).message
+
+    def test_file_that_is_not_there(self, tmp_path: Path) -> None:
+        assert "No such file" in refuse(tmp_path / "none.toml").message
+
+    def test_file_that_is_not_toml(self, tmp_path: Path) -> None:
+        assert "is not valid TOML" in refuse(write(tmp_path, "[node")).message
+
+    def test_section_that_is_a_value(self, tmp_path: Path) -> None:
+        assert "written as [node]" in refuse(write(tmp_path, "node = 1\n")).message
+
+
+class TestReference:
+    def test_every_field_is_described(self) -> None:
+        for name, field in fields():
+            assert field.description, name
+            assert field.description.endswith("."), name
+            assert allowed(name), name
+
+    def test_numbers_have_their_unit_in_the_name(self) -> None:
+        counted = ("_bytes", "_ms", "_max", "_min", "_id", "_partitions")
+        for name, field in fields():
+            if field.annotation is int:
+                assert name.endswith(counted), name
+
+    def test_page_is_not_stale(self) -> None:
+        written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+        assert written == reference(), "run `make docs`"
+
+    def test_values_are_shown_as_toml(self) -> None:
+        assert show(True) == "true"
+        assert show(1048576) == "1_048_576"
+        assert show({"ann": "x"}) == '{ann = "x"}'
+        assert show(("a", "b")) == '["a", "b"]'
