@@ -362,3 +362,22 @@ async def test_a_bug_in_a_handler_is_answered_and_the_connection_lives(
         assert response.error_code == -1
         assert node.metrics.failures == 1
         await client.ask(DescribeClusterRequest(include_cluster_authorized_operations=False))
+
+
+async def test_an_answer_does_not_outgrow_its_question(tmp_path: Path, connect: Connect) -> None:
+    async with running_node(tmp_path) as node:
+        topic_of(node, partitions=50)
+        client = await connect(node)
+        topic = metadata_v12.MetadataRequestTopic(topic_id=None, name="t")
+        request = metadata_v12.MetadataRequest(topics=(topic,) * 5000, include_topic_authorized_operations=False)
+        assert len((await client.ask(request)).topics) == 1
+        resource = configs_v4.DescribeConfigsResource(resource_type=4, resource_name="", configuration_keys=None)
+        assert len((await client.ask(configs_v4.DescribeConfigsRequest(resources=(resource,) * 5000))).results) == 1
+
+
+async def test_a_node_at_every_address_tells_a_client_the_one_it_has_reached(tmp_path: Path, connect: Connect) -> None:
+    everywhere = {"node__listen": "0.0.0.0:0", "security__allow_insecure": True}
+    async with running_node(tmp_path, **everywhere) as node:
+        client = await connect(node)
+        cluster = await client.ask(DescribeClusterRequest(include_cluster_authorized_operations=False))
+        assert (cluster.brokers[0].host, cluster.brokers[0].port) == ("127.0.0.1", node.port)

@@ -67,6 +67,9 @@ class Host(Protocol):
     def admit(self, connection: Connection) -> bool:
         """Take a new connection in, unless there are too many."""
 
+    def closing(self, connection: Connection, reason: str) -> None:
+        """Hear that the node ends a connection, and why."""
+
     def dismiss(self, connection: Connection) -> None:
         """Hear that a connection is gone."""
 
@@ -270,8 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close the connection, and say why in the log; what was already answered is still sent."""
         if not self._is_closing:
             self._is_closing = True
-            self._host.metrics.connections_closed += 1
-            log.info("connection closed", peer=self.peer, client=self.client_id, reason=reason)
+            self._host.closing(self, reason)
             self._transport.close()
 
     def abort(self, reason: str) -> None:

@@ -47,6 +47,9 @@ READERS = 4
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 BACKLOG = 512
 TICK_S = 1.0
+CLOSINGS_LOGGED_MAX = 20
+"""Closed connections that are logged one by one within a second. Strangers must not be able to fill the log."""
+
 FILES_BESIDE_CONNECTIONS = 4_096
 """File descriptors wanted for segments, the journal and the rest."""
 
@@ -78,6 +81,7 @@ class Node:
         self.dispatch: Dispatch = Dispatcher(self)
         self.executor = ThreadPoolExecutor(READERS, "walstream-read")
         self.connections: set[Connection] = set()
+        self._closings = 0
         self._emptied = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._http: HttpServer | None = None
@@ -130,6 +134,13 @@ class Node:
         self.metrics.connections_accepted += 1
         self.connections.add(connection)
         return True
+
+    def closing(self, connection: Connection, reason: str) -> None:
+        """Count and log that the node ends a connection; of a flood only the beginning of each second is logged."""
+        self.metrics.connections_closed += 1
+        self._closings += 1
+        if self._closings <= CLOSINGS_LOGGED_MAX:
+            log.info("connection closed", peer=connection.peer, client=connection.client_id, reason=reason)
 
     def dismiss(self, connection: Connection) -> None:
         """Hear that a connection is gone."""
@@ -207,9 +218,15 @@ class Node:
                 self._shed(now)
                 if now >= store_due:
                     store_due = now + TICK_S
+                    self._report_closings()
                     self.store.tick()
             except Exception:
                 log.exception("housekeeping failed")
+
+    def _report_closings(self) -> None:
+        if self._closings > CLOSINGS_LOGGED_MAX:
+            log.warning("many connections closed", connections=self._closings, logged=CLOSINGS_LOGGED_MAX)
+        self._closings = 0
 
     def _shed(self, now: float) -> None:
         """When memory is short, drop those who hold it and do nothing with it."""

@@ -101,11 +101,9 @@ async def offset_fetch(context: Context, request: Message) -> Reply:
     """Tell how far groups have read."""
     if context.version < FETCH_TOGETHER_FROM:
         return _fetch(context, request.group_id, request.topics)
-    return {
-        "groups": [
-            {"group_id": group.group_id, **_fetch(context, group.group_id, group.topics)} for group in request.groups
-        ]
-    }
+    # Each group once, however often it is named: an answer must not outgrow its question.
+    groups = {group.group_id: group.topics for group in request.groups}
+    return {"groups": [{"group_id": name, **_fetch(context, name, topics)} for name, topics in groups.items()]}
 
 
 def _fetch(context: Context, group_id: str, topics: list[Message] | None) -> Reply:

@@ -71,7 +71,9 @@ async def find_coordinator(context: Context, request: Message) -> Reply:
     """Name the node that coordinates each group: this one."""
     if context.version < COORDINATORS_TOGETHER_FROM:
         return _coordinator(context, request.key_type, request.key)
-    found = [{"key": key, **_coordinator(context, request.key_type, key)} for key in request.coordinator_keys]
+    found = [
+        {"key": key, **_coordinator(context, request.key_type, key)} for key in dict.fromkeys(request.coordinator_keys)
+    ]
     return {"coordinators": found}
 
 
@@ -86,7 +88,7 @@ def _coordinator(context: Context, key_type: int, key: str) -> Reply:
         context.authorize("describe", "group", key)
     except WalstreamError as error:
         return _no_coordinator(codes(error).kafka, str(error))
-    host, port = context.node.advertised
+    host, port = context.advertised
     node_id = context.node.catalogue.node_id
     return {"error_code": 0, "error_message": None, "node_id": node_id, "host": host, "port": port}
 
@@ -208,7 +210,8 @@ async def list_groups(context: Context, request: Message) -> Reply:
 
 async def describe_groups(context: Context, request: Message) -> Reply:
     """Describe groups and their members; a group that is not there is described as dead."""
-    return {"groups": [_describe(context, group_id, request) for group_id in request.groups]}
+    # Each once, however often it is named: an answer must not outgrow its question.
+    return {"groups": [_describe(context, group_id, request) for group_id in dict.fromkeys(request.groups)]}
 
 
 def _describe(context: Context, group_id: str, request: Message) -> Reply:
