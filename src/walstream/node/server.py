@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +49,9 @@ READERS = 4
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 BACKLOG = 512
 TICK_S = 1.0
+SWITCH_INTERVAL_S = 0.001
+"""How long the loop may keep the interpreter from the flush thread, whose sync has returned and is being waited for."""
+
 CLOSINGS_LOGGED_MAX = 20
 """Closed connections that are logged one by one within a second. Strangers must not be able to fill the log."""
 
@@ -304,6 +309,7 @@ def raise_file_limit(connections_max: int) -> None:
 def run(config: Config) -> int:
     """Run a node until it is told to stop, and return the exit code."""
     raise_file_limit(config.limits.connections_max)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(config))
 
@@ -314,6 +320,9 @@ async def _main(config: Config) -> int:
     node = Node(config)
     try:
         await node.start()
+        # What the node is made of lives as long as the process: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
         await stopping.wait()
     finally:
         _on_signals(_stop_at_once)
