@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from report import finish, quantile, table
+from report import alone, finish, quantile, table
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZES = (4 * 1024, 64 * 1024)
@@ -142,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="walstream-bench-", dir=arguments.data_dir) as name:
+    with alone(), tempfile.TemporaryDirectory(prefix="walstream-bench-", dir=arguments.data_dir) as name:
         folder = Path(name).resolve()
         for size_bytes in SIZES:
             rows = []

@@ -8,11 +8,14 @@ here changes the exit code when a target is missed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +64,27 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         if number == 0:
             out.append("  ".join("─" * width for width in widths))
     return "\n".join(out)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other benchmark of this repository runs: two at once measure each other."""
+    descriptor = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another benchmark to end", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def stolen_s() -> float:
+    """Return the processor time that the machine's host has kept from it since it started, over all cores."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def disk_of(folder: Path) -> dict[str, Any]:

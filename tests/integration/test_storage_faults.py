@@ -139,12 +139,21 @@ def test_a_rotten_byte_is_quarantined_and_the_rest_served(make_node: MakeNode, s
 
     node.start()
     assert watermarks(node.address, "rotten") == (0, 40)
-    assert readable(node, "rotten", 40) == set(range(40)) - {bad}
+    found = readable(node, "rotten", 40)
+    if bad in found:
+        # After a kill the journal may still hold the batch: then it was mended, which is better still.
+        assert stop == "kill"
+        assert found == set(range(40))
+        assert [int(message.value()) for message in read_messages(node.address, "rotten")] == list(range(40))
+        assert '"redone_batches": 1' in node.log_text()
+    else:
+        assert found == set(range(40)) - {bad}
+        with Bare(node.address) as connection:
+            assert connection.fetch("rotten", bad).error != NONE, "the bad batch is an error, never data"
+        assert "rotten-0" in node.log_text()
+        assert "fails its checksum" in node.log_text()
     with Bare(node.address) as connection:
-        assert connection.fetch("rotten", bad).error != NONE, "the bad batch is an error, never data"
         assert connection.produce("rotten", one_record(b"next")).base_offset == 40
-    assert "rotten-0" in node.log_text()
-    assert "fails its checksum" in node.log_text()
 
 
 def test_bytes_that_rot_while_the_node_runs_are_not_served(make_node: MakeNode) -> None:
