@@ -120,7 +120,7 @@ class LimitsConfig(Section):
     request_bytes_max: int = Field(default=32 * MIB, ge=KIB, le=2**31 - 1)
     """The largest request; a larger one closes its connection before it is read."""
 
-    inflight_bytes_max: int = Field(default=128 * MIB, ge=MIB)
+    inflight_bytes_max: int = Field(default=48 * MIB, ge=MIB)
     """Bytes of requests being read and handled over all connections; above it the node stops reading, not answering."""
 
     request_read_timeout_ms: int = Field(default=30_000, ge=10)
