@@ -69,3 +69,16 @@ def test_libraries_are_heard_when_something_is_wrong() -> None:
     logging.getLogger("asyncio").warning("slow %s", "callback")
     line = json.loads(stream.getvalue())
     assert (line["message"], line["level"]) == ("slow callback", "warning")
+
+
+def test_a_stream_that_is_gone_loses_the_line_and_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.set_up("info", "json")
+    stream.close()
+    logs.get("walstream.node").info("nobody hears this")
+    logging.getLogger("library").error("nor this")
+    later = io.StringIO()
+    monkeypatch.setattr("sys.stderr", later)
+    logs.get("walstream.node").info("heard again")
+    assert "heard again" in later.getvalue()

@@ -10,6 +10,7 @@ libraries use, take the same way out.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import TextIO, cast
@@ -35,7 +36,7 @@ def get(name: str) -> FilteringBoundLogger:
 
 def set_up(level: LogLevel = "info", style: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (stderr), at this level and in this style."""
-    stream = stream or sys.stderr
+    stream = cast(TextIO, _Unfailing(stream))
     if style == "auto":
         style = "console" if stream.isatty() else "json"
     shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.processors.add_log_level]
@@ -57,6 +58,31 @@ def set_up(level: LogLevel = "info", style: LogFormat = "auto", stream: TextIO |
     root.handlers[:] = [handler]
     # Libraries are heard from when something is wrong; their own state changes are not ours to announce.
     root.setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else logging.DEBUG)
+
+
+class _Unfailing:
+    """A stream (stderr, whatever that is when a line is written) whose failures stay in it.
+
+    The terminal behind stderr may be closed, or its pipe full of nobody: then lines are lost, not what logged them.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        """Say whether people read it."""
+        return (self._stream or sys.stderr).isatty()
+
+    def write(self, text: str) -> int:
+        """Write if that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            (self._stream or sys.stderr).write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            (self._stream or sys.stderr).flush()
 
 
 # Local variables stay out of tracebacks, because passwords and records are among them.

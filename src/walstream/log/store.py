@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-import structlog
-
+from walstream import logs
 from walstream.cluster.local import Catalogue, NewTopic, Topic
 from walstream.errors import CorruptLog, DiskFull, PartitionOffline, StorageError, UnknownTopic, WalstreamError
 from walstream.log import checkpoint as checkpoints
@@ -35,7 +34,7 @@ from walstream.log.retention import is_expired, retained_from
 from walstream.log.segment import OpenFiles, Segment
 from walstream.log.settings import UNLIMITED, TopicSettings
 
-log = structlog.get_logger()
+log = logs.get(__name__)
 
 FREE_BYTES_MIN = 16 * 1024 * 1024
 """A partition that met a full disk tries again once this much is free."""
