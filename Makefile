@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 hash = $(shell sha256sum $(1) 2>/dev/null | cut -c1-16)
 LOCKED := $(VENV)/.locked-$(call hash,requirements.lock)
 READY := $(VENV)/.ready-$(call hash,pyproject.toml)
-PYTEST := $(BIN)/pytest -q -n 2
+PYTEST := $(BIN)/pytest -q -n 2 -rs
 
 .PHONY: help
 help: ## list the targets
