@@ -64,6 +64,8 @@ class Rig:
         self.driver = InlineDriver()
         self.catalogue = Catalogue(self.disk, folder, node_id=1, defaults=defaults or TopicSettings())
         self.store = LogStore(self.disk, folder, self.catalogue, self.driver, lambda: self.now_ms, **options)
+        if isinstance(self.disk, FaultyDisk):
+            self.disk.syncs.clear()  # Opening has syncs of its own.
 
     def topic(self, name: str = "t", partitions: int = 1, **config: str) -> PartitionLog:
         """Create a topic and return its first partition. `retention_ms="1"` stands for retention.ms=1."""

@@ -212,7 +212,7 @@ def test_a_segment_that_cannot_be_synced_later_keeps_its_journal(tmp_path):
     rig.settle()
     with pytest.raises(SyncFailed):
         rig.append(partition, "more")
-    assert rig.disk.list(rig.folder / "journal") == ["0000000001.journal"]
+    assert rig.disk.list(rig.folder / "journal") == ["0000000001.journal", "spare"]
     disk.faults.clear()
     partition.segments[0].path.write_bytes(b"")  # What a disk may make of pages whose sync failed.
     assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]

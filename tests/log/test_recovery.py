@@ -170,7 +170,7 @@ def test_the_journal_restores_segments_whose_files_never_got_a_name(rig):
 
 def test_a_torn_journal_record_was_never_acknowledged(rig):
     logs = wide(rig, rounds=1)
-    (name,) = rig.disk.list(rig.folder / "journal")
+    name, _ = rig.disk.list(rig.folder / "journal")
     path = rig.folder / "journal" / name
     data = bytearray(path.read_bytes())
     end = rig.store._journal.size

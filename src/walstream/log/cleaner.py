@@ -21,7 +21,6 @@ from walstream.log.batch import Buffer, parse_header
 from walstream.log.compaction import CleanStats, OffsetMap, clean
 from walstream.log.disk import Disk
 from walstream.log.index import Index
-from walstream.log.journal import PartitionKey
 from walstream.log.partition_log import PartitionLog
 from walstream.log.recovery import finish_swaps
 from walstream.log.segment import OpenFiles, Segment
@@ -95,7 +94,6 @@ class Cleaner:
         self._disk = disk
         self._open_files = open_files
         self._keys_max = keys_max
-        self._horizons_ms: dict[PartitionKey, int] = {}
 
     def plan(self, partition: PartitionLog, saved_segment: int, now_ms: int) -> Round | None:
         """Return the round that is due for a partition, if one is. `saved_segment` is where its checkpoint stands."""
@@ -113,7 +111,8 @@ class Cleaner:
             for segment, following in zip(segments, partition.segments[1:], strict=False)
             if following.base_offset > partition.cleaned_until
         )
-        tombstones_due = self._horizons_ms.get(partition.key, now_ms + 1) <= now_ms
+        due_ms = partition.tombstones_due_ms
+        tombstones_due = due_ms is not None and due_ms <= now_ms
         if not total or ((dirty == 0 or dirty / total < settings.min_dirty_ratio) and not tombstones_due):
             return None
         return Round(partition, segments, partition.cleaned_until, partition.high_watermark, now_ms)
@@ -175,10 +174,7 @@ class Cleaner:
         for group, successor in work.made:
             partition.replace(group, [successor])
         partition.cleaned_until = max(partition.cleaned_until, work.reached)
-        if work.stats.next_horizon_ms is None:
-            self._horizons_ms.pop(partition.key, None)
-        else:
-            self._horizons_ms[partition.key] = work.stats.next_horizon_ms
+        partition.tombstones_due_ms = work.stats.next_horizon_ms
 
     def finish(self, work: Round) -> None:
         """Give the successors their names and remove what they replace. Blocks; runs beside the loop."""

@@ -263,6 +263,11 @@ class GroupCommit:
         self._settling_asked = True
         self.run_between(_nothing)
 
+    @property
+    def wants_settling(self) -> bool:
+        """Whether single small flushes go the slow way until the segments are synced and the journal begins anew."""
+        return self._settling is None and self._journal.is_cold
+
     def begin_settling(self) -> bool:
         """Between flushes: if it is time, turn to a new journal file; what the old one covers is for `settle`."""
         due = self._settling_asked or self._journal.size >= self._journal_bytes_max
@@ -291,6 +296,7 @@ class GroupCommit:
                 results.append((behind, error))
         if not any(error for _, error in results) and not self._journal.is_broken:
             self._journal.drop(number)
+            self._journal.prepare()
         self._settling = None
         return results
 

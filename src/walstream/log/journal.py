@@ -44,6 +44,9 @@ _CRC_BYTES = 4
 _SCAN_BYTES = 4 * 1024 * 1024
 _SPARE = "spare"
 
+COLD_BYTES = 64 * 1024
+"""A file with less than this left of its warm part is called cold."""
+
 PREPARED_BYTES = 4 * 1024 * 1024
 """A file without an earlier life is written with zeros up to here, in about 20 ms, to be warm from the start."""
 
@@ -104,17 +107,29 @@ class Journal:
             raise
 
     def _begin(self) -> File:
-        """Open the next file: the spare one, or a new one filled with zeros."""
-        path, spare = self._path(self._number), self._folder / _SPARE
-        if _SPARE in self._disk.list(self._folder):
-            self._disk.rename(spare, path)
-            file = self._disk.open(path)
-        else:
-            file = self._disk.open(path, create=True)
-            file.pwritev([bytes(PREPARED_BYTES)], 0)
+        """Open the next file, which is the spare one whenever there is time to prepare it."""
+        self.prepare()
+        path = self._path(self._number)
+        self._disk.rename(self._folder / _SPARE, path)
         self._disk.sync_directory(self._folder)
+        file = self._disk.open(path)
         self._warm_bytes = file.size()
         return file
+
+    def prepare(self) -> None:
+        """See to it that there is a spare file, filled with zeros if it is new. Takes about 20 ms then."""
+        if _SPARE in self._disk.list(self._folder):
+            return
+        path = self._folder / f"{_SPARE}.new"
+        file = self._disk.open(path, create=True)
+        file.pwritev([bytes(PREPARED_BYTES)], 0)
+        file.sync()
+        self._disk.rename(path, self._folder / _SPARE)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the file's warm part is used up, but for what a few small records need."""
+        return self._file is not None and self.size + COLD_BYTES > self._warm_bytes
 
     def rotate(self) -> int:
         """Turn to the next file and return the number of the old one, to be dropped once its segments are synced."""

@@ -130,6 +130,7 @@ class PartitionLog:
         self.producers = recovered.producers
         self.cleaned_until = recovered.cleaned_until
         self.gaps_below = recovered.gaps_below
+        self.tombstones_due_ms = recovered.tombstones_due_ms
         self.damaged = list(recovered.damaged)
         self.epochs.assign(self.leader_epoch, self.log_end)
         self.write_error = None
@@ -378,6 +379,7 @@ class PartitionLog:
             producers=self.producers.snapshot(below=offset),
             cleaned_until=self.cleaned_until,
             gaps_below=self.gaps_below,
+            tombstones_due_ms=self.tombstones_due_ms,
         )
 
     def _last_synced(self) -> Segment:

@@ -47,6 +47,7 @@ class Recovered:
     producers: ProducerStates
     cleaned_until: int = 0
     gaps_below: int = 0
+    tombstones_due_ms: int | None = None
     bytes_checked: int = 0
     bytes_cut: int = 0
     batches_redone: int = 0
@@ -88,6 +89,7 @@ def recover(
         producers=ProducerStates.restore(known.producers, producers_max),
         cleaned_until=known.cleaned_until,
         gaps_below=known.gaps_below,
+        tombstones_due_ms=known.tombstones_due_ms,
     )
     if clean and segments[-1].base_offset == known.segment and segments[-1].size == known.position:
         segments[-1].synced_offset = known.offset

@@ -39,6 +39,9 @@ log = logs.get(__name__)
 FREE_BYTES_MIN = 16 * 1024 * 1024
 """A partition that met a full disk tries again once this much is free."""
 
+SETTLING_INTERVAL_MS = 5_000
+"""A journal that has used up its warm part is settled early, but not more often than this."""
+
 PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 """A producer silent for a day is forgotten; no client retries for so long."""
 
@@ -77,7 +80,7 @@ class LogStore:
         self._checkpoint_path = folder / "checkpoint.json"
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention_interval_ms = retention_interval_ms
-        self._checkpoint_due_ms = self._retention_due_ms = 0
+        self._checkpoint_due_ms = self._retention_due_ms = self._settling_due_ms = 0
         self._saved = Checkpoint(epoch=0, clean=False)
         self._save_waiters: list[Callable[[Exception | None], None]] = []
         self._is_saving = False
@@ -102,6 +105,7 @@ class LogStore:
                 self._open_partition(topic, index, saved.partition(key), clean=saved.clean, redo=redo.get(key, {}))
         self._write_checkpoint(self._checkpoint(clean=False))
         self._journal.drop(self._journal.number - 1)
+        self._journal.prepare()
         self._driver.start(self.commit)
         self._schedule(self.now_ms())
 
@@ -293,6 +297,9 @@ class LogStore:
         for partition in list(self.partitions.values()):
             if isinstance(partition.write_error, DiskFull):
                 self._reopen(partition)
+        if self.commit.wants_settling and now_ms >= self._settling_due_ms:
+            self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
+            self.commit.ask_settling()
         if now_ms >= self._checkpoint_due_ms:
             self._checkpoint_due_ms = now_ms + self._checkpoint_interval_ms
             self._periodic_checkpoint()

@@ -33,6 +33,9 @@ log = logs.get(__name__)
 SLOTS_MAX = 1024
 """Produce requests of one connection that may wait for the disk. Clients send 5 at a time, eager ones some hundred."""
 
+REFUSAL_LINGER_S = 0.1
+"""How long a connection outlives the answer that refused its authentication."""
+
 JOIN_BYTES_MAX = 16 * 1024
 """Responses up to this size are joined and copied, which is cheaper than handing over their parts."""
 
@@ -256,9 +259,14 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.writelines(parts)
             self._count_unsent()
-        if self.closes_after_reply and not self._slots:
+        if self.closes_after_reply and not self._slots and not self._is_closing:
             self._is_closing = True
-            self._transport.close()
+            if self.must_authenticate:
+                # Some clients lose an answer that comes together with the end of the connection, and then ask again
+                # for ever instead of telling that the password was wrong.
+                self._loop.call_later(REFUSAL_LINGER_S, self._transport.close)
+            else:
+                self._transport.close()
         elif self._receiver.frames and self._task is None:
             self._go_on()
 
