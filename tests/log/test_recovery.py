@@ -142,7 +142,7 @@ def test_the_journal_restores_what_the_segments_lost(rig, kept):
     again = rig.again()
     for index in range(len(logs)):
         assert values(again.store.partition("wide", index)) == ["0", "1", "2"]
-    assert rig.disk.list(rig.folder / "journal") == ["spare"]
+    assert len(rig.disk.list(rig.folder / "journal")) == 2  # The one that was begun since, and the spare one.
 
 
 def test_the_journal_restores_segments_whose_pages_were_written_out_of_order(rig):

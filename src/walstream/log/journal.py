@@ -116,6 +116,17 @@ class Journal:
         self._warm_bytes = file.size()
         return file
 
+    def start(self) -> None:
+        """Open the first file and prepare the next one, before anybody waits for a flush.
+
+        Without space for them there is no journal until the next start: the log does without it, only slower.
+        """
+        try:
+            self._file = self._begin()
+            self.prepare()
+        except OSError:
+            self.is_broken = True
+
     def prepare(self) -> None:
         """See to it that there is a spare file, filled with zeros if it is new. Takes about 20 ms then."""
         if _SPARE in self._disk.list(self._folder):

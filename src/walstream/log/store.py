@@ -17,7 +17,15 @@ from uuid import uuid4
 
 from walstream import logs
 from walstream.cluster.local import Catalogue, NewTopic, Topic
-from walstream.errors import CorruptLog, DiskFull, PartitionOffline, StorageError, UnknownTopic, WalstreamError
+from walstream.errors import (
+    CorruptLog,
+    DirectoryUnusable,
+    DiskFull,
+    PartitionOffline,
+    StorageError,
+    UnknownTopic,
+    WalstreamError,
+)
 from walstream.log import checkpoint as checkpoints
 from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
@@ -103,9 +111,15 @@ class LogStore:
             for index in range(topic.partitions):
                 key = (topic.id, index)
                 self._open_partition(topic, index, saved.partition(key), clean=saved.clean, redo=redo.get(key, {}))
-        self._write_checkpoint(self._checkpoint(clean=False))
+        try:
+            self._write_checkpoint(self._checkpoint(clean=False))
+        except OSError as error:
+            raise DirectoryUnusable(
+                f"The data directory {self._folder} cannot be written: {error.strerror}.",
+                "A start must note a new epoch there before it serves anything. Free some space, or mend the disk.",
+            ) from error
         self._journal.drop(self._journal.number - 1)
-        self._journal.prepare()
+        self._journal.start()
         self._driver.start(self.commit)
         self._schedule(self.now_ms())
 
