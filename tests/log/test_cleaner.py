@@ -106,7 +106,7 @@ def test_a_crash_between_any_two_steps_is_finished_or_undone(rig, steps):
     expected, _ = table(partition)
     rig.settle()
     rig.store.save_checkpoint(lambda error: None)
-    cleaner = rig.store._cleaner
+    cleaner = rig.store._rounds._cleaner
     work = cleaner.plan(partition, rig.store._saved.partition(partition.key).segment, rig.now_ms)
 
     def save():

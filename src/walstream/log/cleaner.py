@@ -40,6 +40,8 @@ class Round:
     made: list[tuple[list[Segment], Segment]] = field(default_factory=list)
     """(the segments replaced, their successor), from the start of the log upwards."""
     reached: int = 0
+    is_given_up: bool = False
+    """Set from outside: the node stops, or the topic is deleted."""
     stats: CleanStats = field(default_factory=CleanStats)
 
 
@@ -123,7 +125,7 @@ class Cleaner:
         Raises CorruptLog at a damaged batch (nothing is put in place then), OSError if the disk refuses.
         """
         offsets = OffsetMap(work.cleaned_until, self._keys_max)
-        for batch in _batches(work.segments, work.cleaned_until):
+        for batch in _batches(work, work.segments, work.cleaned_until):
             if not offsets.add(batch):
                 break
         work.reached = offsets.end
@@ -157,7 +159,7 @@ class Cleaner:
                 successor = _Successor(Segment(self._disk, partition.folder, segment.base_offset, self._open_files))
             successor.replaced.append(segment)
             for batch in clean(
-                _batches([segment], 0),
+                _batches(work, [segment], 0),
                 offsets,
                 now_ms=work.now_ms,
                 delete_retention_ms=partition.settings.delete_retention_ms,
@@ -187,10 +189,12 @@ class Cleaner:
             successor.save_index()
 
 
-def _batches(segments: list[Segment], from_offset: int) -> Iterator[Buffer]:
-    """Yield every batch that ends at or after an offset."""
+def _batches(work: Round, segments: list[Segment], from_offset: int) -> Iterator[Buffer]:
+    """Yield every batch that ends at or after an offset; none any more once the round is given up."""
     for segment in segments:
         for position, header in segment.headers():
+            if work.is_given_up:
+                return
             if header.last_offset >= from_offset:
                 yield segment.file.pread(header.length, position)
 

@@ -25,6 +25,9 @@ class Driver(Protocol):
     def run(self, job: Callable[[], T], done: Done[T]) -> None:
         """Run a job beside the loop, one at a time and in order, then call `done` on the loop."""
 
+    def run_long(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job like `run`, without holding up other jobs; it may take minutes."""
+
     def post(self, callback: Callable[[], None]) -> None:
         """Call back on the loop. May be called on any thread."""
 
@@ -33,12 +36,17 @@ class Driver(Protocol):
 
 
 class ThreadDriver:
-    """A flush thread and a housekeeping thread; completions go through `post`, say `loop.call_soon_threadsafe`."""
+    """Threads for flushes, for housekeeping and for what takes long; completions go through `post`.
+
+    In a node `post` is the event loop's `call_soon_threadsafe`.
+    """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         self.post = post
         self._jobs = ThreadPoolExecutor(1, "walstream-housekeeping")
+        self._long_jobs = ThreadPoolExecutor(1, "walstream-compaction")
         self._flush: FlushThread | None = None
+        self._is_stopped = False
 
     def start(self, commit: GroupCommit) -> None:
         """Start the flush thread."""
@@ -46,6 +54,15 @@ class ThreadDriver:
 
     def run(self, job: Callable[[], T], done: Done[T]) -> None:
         """Run a job on the housekeeping thread."""
+        self._submit(self._jobs, job, done)
+
+    def run_long(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job on the thread for those that take long."""
+        self._submit(self._long_jobs, job, done)
+
+    def _submit(self, executor: ThreadPoolExecutor, job: Callable[[], T], done: Done[T]) -> None:
+        if self._is_stopped:
+            return  # What is left to tidy up, the next start tidies up.
 
         def work() -> None:
             try:
@@ -55,12 +72,14 @@ class ThreadDriver:
             else:
                 self.post(lambda: done(result, None))
 
-        self._jobs.submit(work)
+        executor.submit(work)
 
     def stop(self) -> None:
         """Flush what is queued, finish the jobs and end the threads."""
         if self._flush is not None:
             self._flush.stop()
+        self._long_jobs.shutdown()
+        self._is_stopped = True
         self._jobs.shutdown()
 
 
@@ -82,6 +101,10 @@ class InlineDriver:
             done(None, error)
         else:
             done(result, None)
+
+    def run_long(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job now."""
+        self.run(job, done)
 
     def post(self, callback: Callable[[], None]) -> None:
         """Call back now."""

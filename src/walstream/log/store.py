@@ -29,7 +29,7 @@ from walstream.errors import (
 from walstream.log import checkpoint as checkpoints
 from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
-from walstream.log.cleaner import Cleaner, Round
+from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
 from walstream.log.disk import Disk
 from walstream.log.driver import Driver
@@ -39,6 +39,7 @@ from walstream.log.partition_log import TOPIC_FILE, PartitionLog
 from walstream.log.producers import PRODUCERS_MAX
 from walstream.log.recovery import Recovered, recover
 from walstream.log.retention import is_expired, retained_from
+from walstream.log.rounds import Rounds
 from walstream.log.segment import OpenFiles, Segment
 from walstream.log.settings import UNLIMITED, TopicSettings
 
@@ -81,8 +82,7 @@ class LogStore:
         self.write_failures = 0
         self._folder = folder
         self._driver = driver
-        self._cleaner = Cleaner(disk, self.open_files, compaction_keys_max)
-        self._is_cleaning = False
+        self._rounds = Rounds(Cleaner(disk, self.open_files, compaction_keys_max), driver, self.save_checkpoint)
         self._producers_max = producers_max
         self._producer_expiry_ms = producer_expiry_ms
         self._checkpoint_path = folder / "checkpoint.json"
@@ -193,7 +193,8 @@ class LogStore:
             self.reported(partition, CorruptLog(f"{partition.name}: offsets {start} to {end - 1} are damaged."))
 
     def close(self) -> None:
-        """Flush, sync and say so in the checkpoint. Blocks; appends have stopped before."""
+        """Flush and sync everything. Blocks; appends have stopped before."""
+        self._rounds.stop()
         self._driver.stop()
 
     def mark_clean(self) -> None:
@@ -240,6 +241,7 @@ class LogStore:
     def delete_topics(self, names: list[str]) -> None:
         """Remove topics: first from the catalogue, then, behind all queued writes, from the disk."""
         for topic in self.catalogue.delete(names):
+            self._rounds.stop(topic.name)
             for index in range(topic.partitions):
                 partition = self.partitions.pop((topic.name, index))
                 partition.stop(PartitionOffline(f"The topic {topic.name} was deleted."))
@@ -345,47 +347,7 @@ class LogStore:
 
     def compact(self) -> None:
         """Begin the next round of compaction that is due; one runs at a time."""
-        if self._is_cleaning:
-            return
-        for partition in self.partitions.values():
-            saved = self._saved.partition(partition.key)
-            work = self._cleaner.plan(partition, saved.segment, self.now_ms()) if saved else None
-            if work is not None:
-                self._is_cleaning = True
-                self._driver.run(partial(self._cleaner.execute, work), partial(self._cleaned, work))
-                return
-
-    def _cleaned(self, work: Round, _: None, error: Exception | None) -> None:
-        """The successors are written: say durably that there will be gaps, then put them in place."""
-        partition = work.partition
-        if error is not None or self.partitions.get((partition.topic, partition.index)) is not partition:
-            self._end_round(work, error)
-            return
-        partition.gaps_below = max(partition.gaps_below, work.reached)
-
-        def saved(error: Exception | None) -> None:
-            if error is not None:
-                self._driver.run(partial(self._cleaner.undo, work), partial(self._ended, "files kept"))
-                self._end_round(work, error)
-            else:
-                self._driver.run(partial(self._cleaner.decide, work), decided)
-
-        def decided(_: None, error: Exception | None) -> None:
-            if error is not None:
-                self._end_round(work, error)
-                return
-            self._cleaner.install(work)
-            self._driver.run(partial(self._cleaner.finish, work), lambda _, error: self._end_round(work, error))
-
-        self.save_checkpoint(saved)
-
-    def _end_round(self, work: Round, error: Exception | None) -> None:
-        self._is_cleaning = False
-        name, stats = work.partition.name, work.stats
-        if error is not None:
-            log.warning("compaction failed", partition=name, error=str(error))
-        else:
-            log.info("compacted", partition=name, read_bytes=stats.bytes_read, kept_bytes=stats.bytes_kept)
+        self._rounds.begin(self.partitions.values(), self._saved, self.now_ms())
 
     def _reopen(self, partition: PartitionLog) -> None:
         """Bring a partition back that met a full disk, if there is space now."""
