@@ -24,7 +24,7 @@ PYTEST := $(BIN)/pytest -q -n 2 -rs
 .PHONY: help
 help: ## list the targets
 	@echo "walstream: make <target>"
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14 | sed 's/^/  /'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
 
 .PHONY: demo
 demo: $(READY) ## start a node, produce and consume 100,000 records, kill it in the middle, prove that nothing is lost

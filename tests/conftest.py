@@ -17,6 +17,9 @@ import pytest
 
 from walstream.node.process import NodeProcess
 
+# PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …
+pytest_plugins = ("postgres.servers",)
+
 MakeNode = Callable[..., NodeProcess]
 
 _running: list[NodeProcess] = []

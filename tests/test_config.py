@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from walstream.config import Config, allowed, environment_name, fields, load, reference
-from walstream.config_reference import show
-from walstream.errors import ConfigError, codes
+from walstream.config import (
+    AclRule,
+    Config,
+    StreamRule,
+    allowed,
+    environment_name,
+    fields,
+    load,
+    reference,
+    rules,
+    sections,
+    template,
+    value_of,
+)
+from walstream.config.reference import show
+from walstream.error_codes import codes
+from walstream.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,9 +47,8 @@ def test_defaults_are_themselves_allowed() -> None:
     loaded = load()
     assert loaded.config == Config()
     for name, field in fields():
-        section, key = name.split(".")
         if isinstance(field.default, str | int):
-            assert load(overrides={name: field.default}).config == loaded.config, (section, key)
+            assert load(overrides={name: field.default}).config == loaded.config, name
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
@@ -88,6 +104,73 @@ def test_tables(tmp_path: Path) -> None:
     assert security.acls[0].operations == ("read", "write")
     rule = '[{"principal": "ann", "kind": "topic", "name": "orders.*", "operations": ["read", "write"]}]'
     assert load(environ={"WALSTREAM_SECURITY__ACLS": rule}).config.security.acls == security.acls
+
+
+STREAM = {"table": "public.*", "operations": ["insert", "update"], "topic": "{prefix}.all", "key": ["id"]}
+
+
+class TestNestedSections:
+    def test_each_source_reaches_them(self, tmp_path: Path) -> None:
+        file = write(
+            tmp_path, '[source.postgres]\nhost = "a"\nport = 1\ndatabase = "b"\n[capture.security]\ntls = true\n'
+        )
+        loaded = load(file, {"WALSTREAM_SOURCE__POSTGRES__PORT": "2"}, {"source.postgres.database": "c"})
+        postgres = loaded.config.source.postgres
+        assert (postgres.host, postgres.port, postgres.database) == ("a", 2, "c")
+        assert loaded.config.capture.security.tls is True
+        assert str(loaded.origins["source.postgres.host"]) == f"file {file}"
+        assert str(loaded.origins["source.postgres.port"]) == "environment WALSTREAM_SOURCE__POSTGRES__PORT"
+        assert str(loaded.origins["source.postgres.database"]) == "flag source.postgres.database=c"
+        assert str(loaded.origins["capture.prefix"]) == "default"
+
+    def test_value_by_its_name(self) -> None:
+        assert value_of(load(overrides={"source.postgres.port": 7}).config, "source.postgres.port") == 7
+
+    def test_unknown_names(self, tmp_path: Path) -> None:
+        assert refuse(write(tmp_path, "[source.postgre]\n")).hint == "Did you mean source.postgres?"
+        assert refuse(write(tmp_path, "[source.postgres]\nhosts = 1\n")).hint == "Did you mean source.postgres.host?"
+        assert refuse(environ={"WALSTREAM_POSTGRES__HOST": "x"}).hint == "Did you mean source.postgres?"
+        assert "written as [source.postgres]" in refuse(write(tmp_path, "source.postgres = 5\n")).message
+
+    def test_sections_and_lists_of_tables_are_found_in_the_models(self) -> None:
+        assert {"node", "source", "source.postgres", "capture", "capture.security"} <= {name for name, _ in sections()}
+        assert rules() == {"security.acls": AclRule, "streams": StreamRule}
+
+
+class TestStreams:
+    def test_as_tables_as_json_and_as_a_flag(self, tmp_path: Path) -> None:
+        text = """
+        [[streams]]
+        table = "public.*"
+        operations = ["insert", "update"]
+        topic = "{prefix}.all"
+        key = ["id"]
+        [[streams]]
+        table = "shop.outbox"
+        format = "outbox"
+        """
+        first, second = load(write(tmp_path, text)).config.streams
+        assert first == StreamRule(table="public.*", operations=("insert", "update"), topic="{prefix}.all", key=("id",))
+        assert (second.format, second.outbox_payload_column) == ("outbox", "payload")
+        assert load(environ={"WALSTREAM_STREAMS": json.dumps([STREAM])}).config.streams == (first,)
+        assert load(overrides={"streams": [STREAM]}).config.streams == (first,)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"operations": ["upsert"]}, "0.operations.0"),
+            ({"topic": "{shema}.x"}, "{shema} is none of {prefix}, {schema}, {table}, {route}"),
+            ({"topic": "a b"}, "a topic name has letters"),
+            ({"topic": "{route}"}, "{route} in topic needs format = outbox"),
+            ({"tabel": "x"}, "0.tabel"),
+        ],
+    )
+    def test_a_wrong_one_says_what_is_wrong(self, change: dict[str, object], said: str) -> None:
+        assert said in refuse(streams=[{**STREAM, **change}]).message
+
+    def test_tenant(self) -> None:
+        assert load(overrides={"capture.tenant": "column:owner"}).config.capture.tenant == "column:owner"
+        assert "needs the name of a column" in refuse(capture__tenant="column:").message
 
 
 def test_booleans_as_text() -> None:
@@ -152,6 +235,7 @@ class TestErrors:
         assert "tls_certificate and tls_key" in refuse(security__tls_key="key.pem").message
         assert "never arrives" in refuse(log__message_bytes_max=2**30).message
         assert "never fits" in refuse(limits__request_bytes_max=2**30).message
+        assert "user and password_env" in refuse(capture__security__user="ann").message
         assert "group_session_timeout_ms_min" in refuse(limits__group_session_timeout_ms_min=10**9).message
 
     def test_file_that_is_not_there(self, tmp_path: Path) -> None:
@@ -172,7 +256,7 @@ class TestReference:
             assert allowed(name), name
 
     def test_numbers_have_their_unit_in_the_name(self) -> None:
-        counted = ("_bytes", "_ms", "_max", "_min", "_id", "_partitions")
+        counted = ("_bytes", "_ms", "_max", "_min", "_id", "partitions", "_workers", "_limit", ".port")
         for name, field in fields():
             if field.annotation is int:
                 assert name.endswith(counted), name
@@ -183,6 +267,38 @@ class TestReference:
 
     def test_values_are_shown_as_toml(self) -> None:
         assert show(True) == "true"
-        assert show(1048576) == "1_048_576"
+        assert (show(5432), show(1048576)) == ("5432", "1_048_576")
+        assert show('a"b\\c') == r'"a\"b\\c"'
         assert show({"ann": "x"}) == '{ann = "x"}'
         assert show(("a", "b")) == '["a", "b"]'
+
+
+class TestTemplate:
+    def test_as_written_it_changes_nothing(self, tmp_path: Path) -> None:
+        assert load(write(tmp_path, template(load()))).config == Config()
+
+    def test_without_its_hashes_it_is_the_defaults(self) -> None:
+        text = re.sub(r"^# (\[|[a-z_]+ = )", r"\1", template(load()), flags=re.MULTILINE)
+        for name, rule in rules().items():
+            # One rule of each list is shown, with nothing for what has no default; the empty list is there too.
+            text = text.replace(f"{name.split('.')[-1]} = []\n", "", 1)
+            for key, field in rule.model_fields.items():
+                assert f"{key} = " in text
+                assert field.description
+        document = tomllib.loads(text)
+        for name, field in fields():
+            found: object = document
+            for part in name.split("."):
+                found = found[part]  # type: ignore[index]
+            if name not in rules():
+                assert found == (list(field.default) if isinstance(field.default, tuple) else field.default), name
+
+    def test_what_was_changed_is_set(self, tmp_path: Path) -> None:
+        overrides = {"source.postgres.database": 'a "quoted" name', "capture.partitions": 3, "streams": [STREAM]}
+        changed = load(overrides=overrides)
+        again = load(write(tmp_path, template(changed)))
+        assert again.config == changed.config
+        assert {name for name, origin in again.origins.items() if origin.source == "file"} == set(overrides)
+
+    def test_lines_are_short(self) -> None:
+        assert max(len(line) for line in template(load()).splitlines()) <= 120

@@ -1,9 +1,10 @@
-"""The one error tree: every failure walstream names, and how each protocol says it.
+"""The one error tree: every failure walstream names.
 
     WalstreamError
     ├── UsageError                  the caller asked for something that cannot be
     │   └── ConfigError             … in the configuration
     ├── UnreachableError            nobody answers at that address
+    │   └── ConnectionLost          … any more: the connection ended in the middle
     ├── UnhealthyError              it answers, and says that it is not well
     ├── RefusedError                security said no
     │   ├── AuthenticationFailed
@@ -17,6 +18,24 @@
     │   └── UnsupportedVersion
     ├── RequestError                a well-formed request that cannot be granted: answered with its code
     │   └── … one class per Kafka error code that walstream answers with
+    ├── SourceError                 PostgreSQL cannot give what the capture needs
+    │   ├── SlotBusy, SlotExists    another process reads the slot now, or has just made it
+    │   ├── SlotMissing, SlotLost   nothing remembers what we have not read yet
+    │   ├── PublicationMissing      PostgreSQL was not told what to publish
+    │   ├── SourceNotReady          a setting or a limit of the server forbids it
+    │   ├── TableChanged            a table is not any more what it was when its snapshot was taken
+    │   ├── QueryFailed             a statement failed for a reason without a class of its own
+    │   └── DecodeError             bytes that no message of PostgreSQL's looks like
+    ├── CaptureError                the log and the source do not fit together, or the log cannot take the rows
+    │   ├── DeliveryFailed          the log refused a record: the generation ends, a restart opens the next one
+    │   ├── GenerationOver          another capture has opened a later generation
+    │   ├── LogUnfit                a topic's settings do not allow what the rule needs
+    │   ├── LogLost                 the log has lost what it had
+    │   ├── SourceForgot            PostgreSQL has forgotten what the log lacks
+    │   └── HistoryForked           the log holds what this source never had
+    ├── DataLoss                    what commit points promise is not in the log
+    │   ├── RowsMissing             a partition holds another number of rows than its point says
+    │   └── CorruptCommits          the commit points contradict each other
     └── StorageError                the disk, or what is on it
         ├── DirectoryLocked, DirectoryUnusable
         ├── PartitionOffline        writes refused until the cause is mended, reads go on
@@ -26,13 +45,10 @@
 
 An error is a sentence with the fact in it, a hint that says what to do, and whether trying again can help.
 Assertions are for our bugs; these classes are for the world. All of them pickle, because they cross process
-boundaries. The table at the end maps each class to a Kafka error code, a gRPC status and an exit code; a
-class without a row of its own takes its parent's.
+boundaries. How each protocol says them is in `error_codes`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 
 class WalstreamError(Exception):
@@ -61,6 +77,10 @@ class UnreachableError(WalstreamError):
     """No server answers at the address."""
 
     retryable = True
+
+
+class ConnectionLost(UnreachableError):
+    """The server answered, and then the connection ended."""
 
 
 class UnhealthyError(WalstreamError):
@@ -293,6 +313,100 @@ class OffsetMetadataTooLarge(GroupError):
     """The note attached to a committed offset is longer than the node keeps."""
 
 
+class SourceError(WalstreamError):
+    """PostgreSQL cannot give what the capture needs."""
+
+
+class SlotBusy(SourceError):
+    """Another process holds the replication slot."""
+
+    retryable = True
+
+
+class SlotExists(SourceError):
+    """A slot of that name is there already."""
+
+
+class SlotMissing(SourceError):
+    """There is no replication slot of that name."""
+
+
+class SlotLost(SourceError):
+    """The slot is there, but the WAL that it stood for is gone."""
+
+
+class PublicationMissing(SourceError):
+    """There is no publication of that name."""
+
+
+class SourceNotReady(SourceError):
+    """A setting or a limit of the server does not allow logical replication."""
+
+
+class TableChanged(SourceError):
+    """The table is not any more what it was at the consistent point, so its rows of then cannot be read."""
+
+    retryable = True
+
+
+class QueryFailed(SourceError):
+    """PostgreSQL refused a statement; `sqlstate` says why in its own code."""
+
+    def __init__(self, message: str, hint: str = "", sqlstate: str = "") -> None:
+        super().__init__(message, hint)
+        self.sqlstate = sqlstate
+
+
+class DecodeError(SourceError):
+    """Bytes that are no message of the replication protocol; `data` holds them for a report."""
+
+    def __init__(self, message: str, hint: str = "", data: bytes = b"") -> None:
+        super().__init__(message, hint)
+        self.data = data
+
+
+class CaptureError(WalstreamError):
+    """The log and the source do not fit together: an operator has to decide."""
+
+
+class DeliveryFailed(CaptureError):
+    """The log refused a record, or lost the producer's trust: the generation ends."""
+
+    retryable = True
+
+
+class GenerationOver(CaptureError):
+    """Another capture writes to the same prefix and has opened a later generation."""
+
+
+class LogUnfit(CaptureError):
+    """A topic is set up in a way that would lose rows or commit points."""
+
+
+class LogLost(CaptureError):
+    """The log ends before what its own commit points say."""
+
+
+class SourceForgot(CaptureError):
+    """The slot is confirmed beyond what the log holds."""
+
+
+class HistoryForked(CaptureError):
+    """The source is another one, or has gone back: the log holds what it never had."""
+
+
+class DataLoss(WalstreamError):
+    """Rows that a commit point promises cannot be read."""
+
+
+class RowsMissing(DataLoss):
+    """A partition holds fewer or more rows than its commit point says."""
+
+
+class CorruptCommits(DataLoss):
+    """A record of the commits topic cannot be read or contradicts the ones before."""
+
+
 class StorageError(WalstreamError):
     """The disk, or what is on it."""
 
@@ -321,84 +435,3 @@ class SyncFailed(PartitionOffline):
 
 class CorruptLog(StorageError):
     """Stored bytes fail their checksum: kept aside and never served."""
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """How one class of errors is said in each protocol."""
-
-    kafka: int
-    grpc: str
-    exit: int
-
-
-UNKNOWN = Codes(kafka=-1, grpc="UNKNOWN", exit=1)
-
-_TABLE: dict[type[WalstreamError], Codes] = {
-    WalstreamError: UNKNOWN,
-    UsageError: Codes(42, "INVALID_ARGUMENT", 2),
-    ConfigError: Codes(40, "INVALID_ARGUMENT", 2),
-    UnreachableError: Codes(8, "UNAVAILABLE", 3),
-    UnhealthyError: Codes(-1, "FAILED_PRECONDITION", 4),
-    RefusedError: Codes(31, "PERMISSION_DENIED", 5),
-    AuthenticationFailed: Codes(58, "UNAUTHENTICATED", 5),
-    UnsupportedMechanism: Codes(33, "UNAUTHENTICATED", 5),
-    IllegalSaslState: Codes(34, "UNAUTHENTICATED", 5),
-    NotAuthorized: Codes(29, "PERMISSION_DENIED", 5),
-    GroupNotAuthorized: Codes(30, "PERMISSION_DENIED", 5),
-    ClusterNotAuthorized: Codes(31, "PERMISSION_DENIED", 5),
-    ProtocolError: Codes(42, "INVALID_ARGUMENT", 1),
-    UnsupportedVersion: Codes(35, "UNIMPLEMENTED", 1),
-    RequestError: Codes(42, "INVALID_ARGUMENT", 1),
-    UnknownTopic: Codes(3, "NOT_FOUND", 1),
-    UnknownTopicId: Codes(100, "NOT_FOUND", 1),
-    TopicExists: Codes(36, "ALREADY_EXISTS", 1),
-    InvalidTopic: Codes(17, "INVALID_ARGUMENT", 1),
-    InvalidPartitions: Codes(37, "INVALID_ARGUMENT", 1),
-    InvalidReplication: Codes(38, "INVALID_ARGUMENT", 1),
-    InvalidTopicConfig: Codes(40, "INVALID_ARGUMENT", 1),
-    OffsetOutOfRange: Codes(1, "OUT_OF_RANGE", 1),
-    CorruptBatch: Codes(2, "DATA_LOSS", 1),
-    InvalidRecord: Codes(87, "INVALID_ARGUMENT", 1),
-    InvalidTimestamp: Codes(32, "INVALID_ARGUMENT", 1),
-    BatchTooLarge: Codes(10, "INVALID_ARGUMENT", 1),
-    UnsupportedFormat: Codes(43, "INVALID_ARGUMENT", 1),
-    OutOfOrderSequence: Codes(45, "FAILED_PRECONDITION", 1),
-    InvalidProducerEpoch: Codes(47, "FAILED_PRECONDITION", 1),
-    TooManyProducers: Codes(89, "RESOURCE_EXHAUSTED", 1),
-    FencedLeaderEpoch: Codes(74, "FAILED_PRECONDITION", 1),
-    UnknownLeaderEpoch: Codes(75, "FAILED_PRECONDITION", 1),
-    TransactionsUnsupported: Codes(35, "UNIMPLEMENTED", 1),
-    PolicyViolation: Codes(44, "FAILED_PRECONDITION", 1),
-    NotEnoughReplicas: Codes(19, "FAILED_PRECONDITION", 1),
-    InvalidAcks: Codes(21, "INVALID_ARGUMENT", 1),
-    RequestTimedOut: Codes(7, "DEADLINE_EXCEEDED", 1),
-    InvalidGroup: Codes(24, "INVALID_ARGUMENT", 1),
-    UnknownMember: Codes(25, "FAILED_PRECONDITION", 1),
-    IllegalGeneration: Codes(22, "FAILED_PRECONDITION", 1),
-    RebalanceInProgress: Codes(27, "FAILED_PRECONDITION", 1),
-    InconsistentProtocol: Codes(23, "FAILED_PRECONDITION", 1),
-    InvalidSessionTimeout: Codes(26, "INVALID_ARGUMENT", 1),
-    MemberIdRequired: Codes(79, "FAILED_PRECONDITION", 1),
-    FencedInstance: Codes(82, "FAILED_PRECONDITION", 1),
-    GroupNotEmpty: Codes(68, "FAILED_PRECONDITION", 1),
-    GroupNotFound: Codes(69, "NOT_FOUND", 1),
-    GroupSubscribed: Codes(86, "FAILED_PRECONDITION", 1),
-    GroupFull: Codes(81, "RESOURCE_EXHAUSTED", 1),
-    CoordinatorLoading: Codes(14, "UNAVAILABLE", 1),
-    CoordinatorUnavailable: Codes(15, "UNAVAILABLE", 1),
-    OffsetMetadataTooLarge: Codes(12, "INVALID_ARGUMENT", 1),
-    StorageError: Codes(56, "INTERNAL", 4),
-    DirectoryLocked: Codes(56, "FAILED_PRECONDITION", 5),
-    DirectoryUnusable: Codes(56, "FAILED_PRECONDITION", 5),
-    CorruptLog: Codes(2, "DATA_LOSS", 4),
-}
-
-
-def codes(error: BaseException | type[BaseException]) -> Codes:
-    """Return how the protocols say this error: the row of its class or of the nearest parent with one."""
-    kind = error if isinstance(error, type) else type(error)
-    for parent in kind.__mro__:
-        if issubclass(parent, WalstreamError) and parent in _TABLE:
-            return _TABLE[parent]
-    return UNKNOWN

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from walstream.cli.interrupt import Interrupt
+from walstream.cli.interrupt import ForcedExit, Interrupt
 
 
 def interrupt_ourselves() -> None:
@@ -45,3 +48,36 @@ def test_items_end_by_themselves() -> None:
     with Interrupt() as interrupt:
         assert list(interrupt.until(iter([1, 2]))) == [1, 2]
         assert not interrupt.requested
+
+
+DEAF = """
+import hashlib
+from walstream.cli.interrupt import ForcedExit, Interrupt
+
+with ForcedExit(7, lambda: print("last words", flush=True), 0.2), Interrupt():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # hears of no signal for many minutes
+"""
+
+
+def test_second_ends_a_call_that_hears_of_no_signal() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    with process, process.stdout as stdout:
+        assert stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 7
+        assert stdout.read() == b"last words\n"
+
+
+def test_a_heeded_signal_forces_nothing() -> None:
+    with ForcedExit(7, lambda: None, 60), Interrupt() as interrupt:
+        interrupt_ourselves()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_ourselves()
+        assert interrupt.requested
+    assert signal.set_wakeup_fd(-1) == -1

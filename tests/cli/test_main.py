@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from walstream import errors
+from walstream import error_codes, errors
 from walstream.cli import main
 from walstream.cli.client import Client
 from walstream.cli.options import confirm_name, pairs
@@ -41,12 +41,16 @@ COMMANDS = commands(get_command(main.app))
 
 def test_commands_are_the_known_ones() -> None:
     assert sorted(COMMANDS) == [
+        "walstream capture check",
+        "walstream capture run",
+        "walstream capture status",
         "walstream config explain",
         "walstream config reference",
         "walstream demo",
         "walstream group describe",
         "walstream group list",
         "walstream group reset",
+        "walstream init",
         "walstream node start",
         "walstream produce",
         "walstream status",
@@ -75,7 +79,9 @@ def test_flags_are_documented_in_the_help(name: str, capsys: pytest.CaptureFixtu
         assert parameter.help, parameter.name
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if not re.search(r"reference|node start|demo", name)])
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if not re.search(r"reference|node start|capture run|demo", name)]
+)
 def test_data_can_be_had_as_json(name: str) -> None:
     assert "output" in {parameter.name for parameter in COMMANDS[name].params}
 
@@ -137,7 +143,7 @@ def test_exit_code_is_the_errors(
         raise kind("It cannot be.", "Do this.")
 
     monkeypatch.setattr(Client, "metadata", refuse)
-    assert main.invoke(["topic", "list"]) == errors.codes(kind).exit
+    assert main.invoke(["topic", "list"]) == error_codes.codes(kind).exit
     assert capsys.readouterr().err == "error: It cannot be.\nhint:  Do this.\n"
 
 
@@ -151,7 +157,7 @@ class TestConfig:
             ["key", "value", "from"],
             ["node.data", '"there"', "flag node.data=there"],
             ["node.node_id", "7", "environment WALSTREAM_NODE__NODE_ID"],
-            ["log.segment_bytes", "4_096", "file walstream.toml"],
+            ["log.segment_bytes", "4096", "file walstream.toml"],
         ]
 
     def test_explain_json(self, capsys: pytest.CaptureFixture[str]) -> None:

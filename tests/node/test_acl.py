@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from walstream.config import AclRule
-from walstream.errors import ClusterNotAuthorized, GroupNotAuthorized, NotAuthorized, codes
+from walstream.error_codes import codes
+from walstream.errors import ClusterNotAuthorized, GroupNotAuthorized, NotAuthorized
 from walstream.node import acl
 from walstream.node.acl import ANONYMOUS, Authorizer, Principal
 

@@ -9,7 +9,8 @@ import typer
 from walstream.cli.options import Sources, command
 from walstream.cli.output import Column, Output
 from walstream.config import reference as reference_page
-from walstream.config_reference import show
+from walstream.config import value_of
+from walstream.config.reference import show
 
 app = typer.Typer(help="Explain the configuration.", no_args_is_help=True)
 
@@ -30,8 +31,7 @@ def explain(
     loaded = sources.load()
     rows = []
     for key, origin in loaded.origins.items():
-        section, name = key.split(".")
-        value = _without_secrets(getattr(getattr(loaded.config, section), name))
+        value = _without_secrets(value_of(loaded.config, key))
         if not changed or origin.source != "default":
             row = {"key": key, "value": value, "source": origin.source, "detail": origin.detail}
             rows.append({**row, "shown": show(value), "origin": origin} if output.is_for_people else row)

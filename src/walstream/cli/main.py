@@ -1,6 +1,6 @@
 """The `walstream` command: assembles the nouns, and is the one place where an error becomes a message and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody answers, 4 unhealthy, 5 refused (the table is in `errors.py`).
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody answers, 4 unhealthy, 5 refused (the table is `error_codes`).
 A traceback is shown only for our own bugs, or with WALSTREAM_TRACEBACK=1.
 """
 
@@ -14,11 +14,12 @@ import typer
 from typer.core import TyperGroup
 
 from walstream import __version__
-from walstream.cli import config, demo, group, node, produce, status, tail, topic, user
+from walstream.cli import capture, config, demo, group, init, node, produce, status, tail, topic, user
 from walstream.cli.output import console
-from walstream.errors import WalstreamError, codes
+from walstream.error_codes import codes
+from walstream.errors import WalstreamError
 
-ORDER = ("node", "topic", "produce", "tail", "group", "status", "user", "config", "demo")
+ORDER = ("init", "node", "capture", "topic", "produce", "tail", "group", "status", "user", "config", "demo")
 
 
 class Nouns(TyperGroup):
@@ -32,13 +33,15 @@ class Nouns(TyperGroup):
 app = typer.Typer(
     name="walstream",
     cls=Nouns,
-    help="A durable log that any Kafka client can use.",
+    help="PostgreSQL's changes, in a durable log that any Kafka client can read.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
+init.add_to(app)
 app.add_typer(node.app, name="node")
+app.add_typer(capture.app, name="capture")
 app.add_typer(topic.app, name="topic")
 produce.add_to(app)
 tail.add_to(app)
@@ -61,7 +64,7 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A durable log that any Kafka client can use."""
+    """PostgreSQL's changes, in a durable log that any Kafka client can read."""
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -148,7 +148,16 @@ def console(stream: TextIO) -> Console:
     return Console(file=stream, highlight=False, emoji=False, markup=False, width=width, soft_wrap=False)
 
 
-_STATE_STYLES = {"ok": "green", "healthy": "green", "stable": "green", "empty": "yellow", "default": "dim"}
+_STATE_STYLES = {
+    "ok": "green",
+    "healthy": "green",
+    "stable": "green",
+    "running": "green",
+    "empty": "yellow",
+    "problem": "red",
+    "lost": "red",
+    "default": "dim",
+}
 
 
 def cell(value: Any, kind: str = "text") -> Text:

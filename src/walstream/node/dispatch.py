@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING
 
 from walstream import logs
-from walstream.errors import NotAuthorized, ProtocolError, UnsupportedVersion, WalstreamError, codes
+from walstream.error_codes import codes
+from walstream.errors import NotAuthorized, ProtocolError, UnsupportedVersion, WalstreamError
 from walstream.node.api import Api
 from walstream.node.api.produce import produce
 from walstream.node.api.sasl import raw_token

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from walstream import logs
-from walstream.errors import WalstreamError, codes
+from walstream.error_codes import codes
+from walstream.errors import WalstreamError
 from walstream.node.acl import CLUSTER, Question, ResourceKind
 from walstream.node.context import Context
 from walstream.node.wire import Reply

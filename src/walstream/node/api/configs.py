@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from walstream.cluster.local import Topic
+from walstream.config import NODE_SECTIONS, value_of
 from walstream.config import fields as config_fields
 from walstream.errors import InvalidRequest, InvalidTopicConfig
 from walstream.log.settings import BY_NAME, TopicSettings
@@ -88,8 +89,9 @@ def _topic_entry(topic: Topic, name: str, of_node: str) -> Reply:
 def _node_entries(context: Context) -> list[Reply]:
     entries: list[Reply] = []
     for name, field in config_fields():
-        section, key = name.split(".", 1)
-        value = getattr(getattr(context.node.config, section), key)
+        if name.split(".")[0] not in NODE_SECTIONS:
+            continue
+        value = value_of(context.node.config, name)
         is_sensitive = name in _SENSITIVE
         entries.append(
             {

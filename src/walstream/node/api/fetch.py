@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from walstream.errors import FencedLeaderEpoch, UnknownLeaderEpoch, WalstreamError, codes
+from walstream.error_codes import codes
+from walstream.errors import FencedLeaderEpoch, UnknownLeaderEpoch, WalstreamError
 from walstream.log.partition_log import PartitionLog
 from walstream.node.api.fetch_wire import FLEXIBLE_FROM, Answer, FetchRequest, read_request, write_response
 from walstream.node.context import Context

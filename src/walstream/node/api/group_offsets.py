@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from walstream.error_codes import codes
 from walstream.errors import (
     GroupNotFound,
     GroupSubscribed,
@@ -17,7 +18,6 @@ from walstream.errors import (
     OffsetMetadataTooLarge,
     UnknownTopic,
     WalstreamError,
-    codes,
 )
 from walstream.node.context import Context
 from walstream.node.offsets import Committed, TopicPartition

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from walstream.errors import (
-    InvalidRequest,
-    NotAuthorized,
-    WalstreamError,
-    codes,
-)
+from walstream.error_codes import codes
+from walstream.errors import InvalidRequest, NotAuthorized, WalstreamError
 from walstream.node.acl import Question
 from walstream.node.api.group_offsets import offset_commit, offset_delete, offset_fetch
 from walstream.node.context import Context

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from walstream import logs
+from walstream.error_codes import codes
 from walstream.errors import (
     CorruptBatch,
     InvalidAcks,
@@ -27,7 +28,6 @@ from walstream.errors import (
     RequestTimedOut,
     TransactionsUnsupported,
     WalstreamError,
-    codes,
 )
 from walstream.log.batch import HEADER_BYTES
 from walstream.node.context import Context

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from walstream.errors import AuthenticationFailed, IllegalSaslState, codes
+from walstream.error_codes import codes
+from walstream.errors import AuthenticationFailed, IllegalSaslState
 from walstream.logs import get
 from walstream.node.context import Context, Peer
 from walstream.node.credentials import PLAIN

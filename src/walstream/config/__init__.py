@@ -1,0 +1,88 @@
+"""The one typed configuration: what can be set, its default, its unit, and where each value came from.
+
+Three sources, the later ones winning: a TOML file, the environment (`WALSTREAM_SECTION__KEY`), flags. Units are in the
+names; sizes and durations are plain integers. The models are the reference: `docs/configuration.md` is generated from
+their docstrings, and so is the file that `walstream init` writes.
+
+    section.py   what all sections share
+    node.py      [node] [log] [limits] [security]
+    capture.py   [source.postgres] [capture] [[streams]]
+    loading.py   the whole, and how the sources are merged into it
+    reference.py the configuration in words
+
+pydantic alone does the checking; pydantic-settings merges sources too, but forgets which of them a value came from.
+"""
+
+from walstream.config.capture import (
+    CaptureConfig,
+    CaptureSecurityConfig,
+    PostgresConfig,
+    RowFormat,
+    RowOperation,
+    SourceConfig,
+    StreamRule,
+)
+from walstream.config.loading import (
+    ENVIRONMENT_PREFIX,
+    Config,
+    Loaded,
+    Origin,
+    allowed,
+    environment_name,
+    fields,
+    load,
+    reference,
+    rules,
+    sections,
+    template,
+    value_of,
+)
+from walstream.config.node import (
+    NODE_SECTIONS,
+    AclRule,
+    LimitsConfig,
+    LogConfig,
+    LogFormat,
+    LogLevel,
+    Mechanism,
+    NodeConfig,
+    Operation,
+    ResourceKind,
+    SecurityConfig,
+)
+from walstream.config.section import Section
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "NODE_SECTIONS",
+    "AclRule",
+    "CaptureConfig",
+    "CaptureSecurityConfig",
+    "Config",
+    "LimitsConfig",
+    "Loaded",
+    "LogConfig",
+    "LogFormat",
+    "LogLevel",
+    "Mechanism",
+    "NodeConfig",
+    "Operation",
+    "Origin",
+    "PostgresConfig",
+    "ResourceKind",
+    "RowFormat",
+    "RowOperation",
+    "Section",
+    "SecurityConfig",
+    "SourceConfig",
+    "StreamRule",
+    "allowed",
+    "environment_name",
+    "fields",
+    "load",
+    "reference",
+    "rules",
+    "sections",
+    "template",
+    "value_of",
+]

@@ -1,0 +1,235 @@
+"""One moment of a database, held still: a consistent point, and the published tables as they are at it.
+
+Owns the keeping of a snapshot and the questions about what the publication publishes; refuses to know in which order
+tables are read and what becomes of their rows.
+
+A consistent point is where a logical slot begins: what committed before its LSN is in the snapshot, what commits at or
+after it is in the stream, and nothing is in both or in neither. `pg_current_wal_lsn()` is no such point: a transaction
+may be behind it and not yet visible, or have begun before a table was published and commit after.
+
+The snapshot that a slot exports dies with the next command of its session. So a *keeper*, a transaction that reads
+nothing else, imports it and exports it again; it holds no lock on any table, and as long as it lives any number of
+transactions can be at this moment, each for one table.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from walstream.errors import PublicationMissing
+from walstream.positions import Lsn
+from walstream.postgres import catalogue
+from walstream.postgres.messages import Relation, RelationColumn
+from walstream.postgres.relations import RelationFacts
+from walstream.postgres.session import CreatedSlot, ReplicationSession, connect, named
+
+APPLICATION_NAME: Final = "walstream snapshot"
+
+Connection = psycopg.Connection[Any]
+
+
+class Membership(NamedTuple):
+    """A published table. `identity` changes when it is another table by that name, or left the publication and came
+    back, or its filter or list of columns was changed: PostgreSQL then makes a new entry in its catalogue.
+    """
+
+    schema: str
+    table: str
+    relation_id: int
+    identity: str
+
+
+class Part(NamedTuple):
+    """A relation with rows: the table itself or, of a partitioned table, one leaf. `is_heap`: rows have a block."""
+
+    relation_id: int
+    schema: str
+    table: str
+    block_count: int
+    is_heap: bool
+
+
+class TableAtPoint(NamedTuple):
+    """A published table as it is at the point; `relation` is what pgoutput would say of it."""
+
+    member: Membership
+    relation: Relation
+    row_filter: str | None
+    parts: tuple[Part, ...]
+    foreign_parts: tuple[str, ...]
+    """Partitions that are foreign tables: PostgreSQL streams nothing of them."""
+
+
+class ConsistentPoint:
+    """A snapshot that stays until it is closed, and the LSN at which the stream takes over."""
+
+    def __init__(self, dsn: str, lsn: Lsn, exported: str) -> None:
+        """Import a snapshot that is exported at this moment, and keep it."""
+        self.dsn = dsn
+        self.lsn = lsn
+        self._keeper = patient_session(dsn)
+        try:
+            with named("importing the snapshot of a slot"):
+                self._keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                self._keeper.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
+                row = self._keeper.execute(
+                    "SELECT pg_export_snapshot(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+                ).fetchone()
+        except BaseException:
+            self._keeper.close()
+            raise
+        assert row is not None, "the query has one row"
+        self.snapshot_name: str = row[0]
+        self.time_us: int = row[1]
+        """When it was taken, by the server's clock; microseconds since 1970."""
+
+    @classmethod
+    def of_slot(cls, dsn: str, slot: CreatedSlot) -> ConsistentPoint:
+        """Keep the moment at which a slot begins; its session must not have run another command since."""
+        assert slot.snapshot_name is not None, "the slot was created with an exported snapshot"
+        return cls(dsn, slot.consistent_point, slot.snapshot_name)
+
+    @classmethod
+    def now(cls, dsn: str, slot_name: str) -> ConsistentPoint:
+        """Find a consistent point of now, with a temporary slot; waits until every running transaction has ended."""
+        with ReplicationSession(dsn, application_name=APPLICATION_NAME) as session:
+            return cls.of_slot(dsn, session.create_slot(slot_name, temporary=True, snapshot="export"))
+
+    def tables(self, publication: str, wanted: Collection[tuple[str, str]]) -> list[TableAtPoint]:
+        """Describe the published tables among those wanted, as they are at this point."""
+        return tables_at(self._keeper, publication, wanted)
+
+    def is_alive(self) -> bool:
+        """Whether the snapshot can still be imported."""
+        return not self._keeper.closed and not self._keeper.broken
+
+    def close(self) -> None:
+        """Let the moment go."""
+        self._keeper.close()
+
+
+def patient_session(dsn: str) -> Connection:
+    """Open a session that only reads and that the server does not end for being idle or for taking long."""
+    connection = connect(dsn, application_name=APPLICATION_NAME, read_only=True)
+    with named("preparing a session"):
+        connection.execute(_NO_TIMEOUTS)
+    return connection
+
+
+def temporary_slot_name() -> str:
+    """Return a name that no other slot has; it also marks whose the slot is."""
+    return f"walstream_snapshot_{uuid.uuid4().hex[:16]}"
+
+
+def cancel_slot(dsn: str, slot_name: str) -> None:
+    """End the wait of a session that creates this slot; of one that has it already, nothing."""
+    with connect(dsn, application_name=APPLICATION_NAME) as connection, named("cancelling the creation of a slot"):
+        connection.execute(
+            "SELECT pg_cancel_backend(active_pid) FROM pg_replication_slots"
+            " WHERE slot_name = %s AND active_pid IS NOT NULL",
+            [slot_name],
+        )
+
+
+def memberships(connection: Connection, publication: str) -> list[Membership]:
+    """List what the publication publishes. Raises PublicationMissing."""
+    by_schema = _BY_SCHEMA if connection.info.server_version >= 150000 else ""
+    with named(f"looking at the publication {publication}"):
+        rows = connection.execute(_MEMBERS.format(by_schema=by_schema).encode(), [publication]).fetchall()
+        if not rows:
+            found = connection.execute("SELECT FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+            if found is None:
+                raise PublicationMissing(f"There is no publication {publication}.", "`walstream capture check` helps.")
+    return [Membership(*row) for row in rows]
+
+
+def tables_at(connection: Connection, publication: str, wanted: Collection[tuple[str, str]]) -> list[TableAtPoint]:
+    """Describe the published tables among those wanted, with the eyes of this connection's transaction."""
+    members = [member for member in memberships(connection, publication) if member[:2] in wanted]
+    published = catalogue.publication_facts(connection, publication)
+    if published is None or not members:
+        return []
+    listed = {(table.schema, table.table): table for table in published.tables}
+    ids = [member.relation_id for member in members]
+    facts = catalogue.relation_facts(connection, ids)
+    parts: dict[int, list[Part]] = {}
+    foreign: dict[int, list[str]] = {}
+    with named("measuring tables"):
+        for root, kind, *part in connection.execute(_PARTS, [ids]):
+            if kind == "f":
+                foreign.setdefault(root, []).append(f"{part[1]}.{part[2]}")
+            else:
+                parts.setdefault(root, []).append(Part(*part))
+    found = []
+    for member in members:
+        fact, entry = facts.get(member.relation_id), listed.get(member[:2])
+        if fact is None or entry is None:
+            continue  # Gone meanwhile: part of what these queries ask is of now, whatever the snapshot.
+        one = member.relation_id
+        relation = relation_message(fact, entry.columns, generated=connection.info.server_version >= 180000)
+        found.append(
+            TableAtPoint(member, relation, entry.row_filter, tuple(parts.get(one, ())), tuple(foreign.get(one, ())))
+        )
+    return found
+
+
+def relation_message(facts: RelationFacts, published_columns: Iterable[str], *, generated: bool) -> Relation:
+    """Return the Relation message that pgoutput sends for a table of which these columns are published.
+
+    Before PostgreSQL 18 no generated column is sent, whatever the view pg_publication_tables of version 15 says.
+    """
+    published, key = set(published_columns), set(facts.identity_key)
+    columns = tuple(
+        RelationColumn(column.name, column.type_oid, column.type_modifier, column.name in key)
+        for column in facts.columns
+        if column.name in published and (generated or not column.generated)
+    )
+    return Relation(None, facts.id, facts.schema, facts.table, facts.replica_identity, columns)
+
+
+# Not every version has both; the others are pinned for all of our sessions.
+_NO_TIMEOUTS: Final = """
+    SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
+    WHERE name IN ('transaction_timeout', 'idle_session_timeout')
+"""
+
+# The entry that publishes a table: its own or that of a partitioned table above it, that of its schema, or the
+# publication itself when it is FOR ALL TABLES.
+_MEMBERS: Final = """
+    SELECT t.schemaname, t.tablename, c.oid,
+           c.oid || '/' || coalesce(
+               (SELECT max(r.oid) FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid
+                AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))),
+               {by_schema} p.oid)
+    FROM pg_catalog.pg_publication_tables t
+    JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
+    JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+    WHERE t.pubname = %s
+    ORDER BY 1, 2
+"""
+_BY_SCHEMA: Final = """
+    (SELECT max(s.oid) FROM pg_catalog.pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid),"""
+
+_PARTS: Final = """
+    SELECT root.oid, c.relkind::text, c.oid, n.nspname, c.relname,
+           CASE c.relkind WHEN 'r' THEN coalesce(pg_catalog.pg_relation_size(c.oid), 0) ELSE 0 END
+               / pg_catalog.current_setting('block_size')::bigint,
+           coalesce(am.amname = 'heap', false)
+    FROM pg_catalog.pg_class root
+    CROSS JOIN LATERAL (
+        SELECT root.oid WHERE root.relkind = 'r'
+        UNION
+        SELECT leaf.relid::oid FROM pg_catalog.pg_partition_tree(root.oid) leaf
+        WHERE root.relkind = 'p' AND leaf.isleaf AND leaf.relid <> root.oid
+    ) part(id)
+    JOIN pg_catalog.pg_class c ON c.oid = part.id
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_am am ON am.oid = c.relam
+    WHERE root.oid = ANY(%s::oid[]) AND c.relkind IN ('r', 'f')
+    ORDER BY n.nspname, c.relname
+"""

@@ -1,0 +1,249 @@
+"""Versions of tables: when there is a new one, when an old one comes back, what the catalogue adds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgres.servers import Database
+from walstream.errors import DecodeError
+from walstream.postgres import catalogue
+from walstream.postgres.messages import Relation, RelationColumn
+from walstream.postgres.relations import ColumnFacts, RelationFacts, RelationInfo, Relations
+from walstream.postgres.session import connect
+from walstream.postgres.types import TypeFacts, Types
+
+INT4, TEXT = 23, 25
+
+
+def message(*columns: tuple[str, int, bool], identity: str = "d", table: str = "t", oid: int = 7) -> Relation:
+    described = tuple(RelationColumn(name, type_oid, -1, is_key) for name, type_oid, is_key in columns)
+    return Relation(None, oid, "s", table, identity, described)
+
+
+def facts(
+    *columns: tuple[int, str, int],
+    primary_key: tuple[str, ...] = (),
+    identity: str = "d",
+    table: str = "t",
+    oid: int = 7,
+) -> RelationFacts:
+    described = tuple(
+        ColumnFacts(attnum, name, type_oid, -1, {INT4: "integer", TEXT: "text"}[type_oid], attnum == 1, "")
+        for attnum, name, type_oid in columns
+    )
+    return RelationFacts(oid, "s", table, "r", identity, described, primary_key, primary_key, None)
+
+
+ID = ("id", INT4, True)
+NOTE = ("note", TEXT, False)
+FACTS = facts((1, "id", INT4), (2, "note", TEXT), primary_key=("id",))
+
+
+def test_first_description_is_version_one() -> None:
+    info = Relations().update(message(ID, NOTE), FACTS)
+    assert (info.version, info.key_columns) == (1, ("id",))
+    assert [(c.name, c.is_key, c.attnum, c.type_name, c.not_null) for c in info.columns] == [
+        ("id", True, 1, "integer", True),
+        ("note", False, 2, "text", False),
+    ]
+
+
+def test_same_description_keeps_its_version() -> None:
+    relations = Relations()
+    first = relations.update(message(ID, NOTE), FACTS)
+    assert relations.update(message(ID, NOTE), FACTS) is first
+    assert relations[7] is first
+    assert list(relations) == [first]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        message(ID, NOTE, ("more", TEXT, False)),
+        message(ID),
+        message(ID, ("note", INT4, False)),
+        message(ID, ("comment", TEXT, False)),
+        message(NOTE, ID),
+        message(ID, ("note", TEXT, True)),
+        message(ID, NOTE, identity="i"),
+        message(ID, NOTE, oid=8),
+    ],
+    ids=["added", "dropped", "retyped", "renamed", "reordered", "key", "identity", "created again"],
+)
+def test_each_change_is_a_new_version(changed: Relation) -> None:
+    relations = Relations()
+    relations.update(message(ID, NOTE))
+    assert relations.update(changed).version == 2
+
+
+def test_what_was_before_keeps_its_number_when_it_comes_back() -> None:
+    relations = Relations()
+    wide = message(ID, NOTE)
+    assert [relations.update(each).version for each in (message(ID), wide, message(ID), wide)] == [1, 2, 1, 2]
+
+
+def test_versions_go_on_across_a_restart() -> None:
+    before = Relations()
+    for each in (message(ID), message(ID, NOTE)):
+        before.update(each)
+    stored = [RelationInfo.from_json(info.to_json(Types())) for info in before]
+    after = Relations(reversed(stored))
+    assert 7 not in after
+    assert after.update(message(ID)).version == 1
+    assert after.update(message(ID, NOTE)).version == 2
+    assert after.update(message(NOTE)).version == 3
+
+
+def test_each_table_counts_by_itself() -> None:
+    relations = Relations()
+    assert relations.update(message(ID)).version == 1
+    assert relations.update(message(ID, table="other", oid=8)).version == 1
+    assert relations.update(message(ID, table="renamed")).version == 1
+    assert relations[7].table == "renamed"
+
+
+def test_column_dropped_and_added_again_is_another_column() -> None:
+    relations = Relations()
+    relations.update(message(ID, NOTE), FACTS)
+    again = facts((1, "id", INT4), (3, "note", TEXT), primary_key=("id",))
+    assert relations.update(message(ID, NOTE), again).version == 2
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        None,
+        facts((1, "id", INT4), (2, "renamed", TEXT)),
+        facts((1, "note", TEXT), (2, "id", INT4)),
+        facts((1, "id", INT4), (2, "note", INT4)),
+        facts((1, "id", INT4), (2, "note", TEXT), table="renamed"),
+        facts((1, "id", INT4), (2, "note", TEXT), oid=9),
+    ],
+    ids=["gone", "renamed", "swapped", "retyped", "table renamed", "another table"],
+)
+def test_newer_catalogue_is_not_believed_and_the_known_version_stays(newer: RelationFacts | None) -> None:
+    relations = Relations()
+    known = relations.update(message(ID, NOTE), FACTS)
+    assert relations.update(message(ID, NOTE), newer) is known
+    alone = Relations().update(message(ID, NOTE), newer)
+    assert [column.attnum for column in alone.columns] == [None, None]
+    assert alone.key_columns == ("id",)
+
+
+def test_published_columns_may_be_fewer_than_the_table_has() -> None:
+    info = Relations().update(message(("note", TEXT, False)), FACTS)
+    assert [column.attnum for column in info.columns] == [2]
+
+
+@pytest.mark.parametrize("identity", ["f", "n"])
+def test_key_of_full_and_nothing_is_the_primary_key(identity: str) -> None:
+    flagged = identity == "f"
+    described = message(("id", INT4, flagged), ("note", TEXT, flagged), identity=identity)
+    relations = Relations()
+    known = relations.update(described, FACTS)
+    assert known.key_columns == ("id",)
+    assert relations.update(described, None) is known
+    assert Relations().update(described, None).key_columns == ()
+    assert Relations().update(message(("note", TEXT, flagged), identity=identity), FACTS).key_columns == ()
+
+
+def test_row_of_a_relation_that_was_never_described() -> None:
+    with pytest.raises(DecodeError, match="relation 5 came before"):
+        Relations()[5]
+
+
+def test_json_says_what_a_reader_needs() -> None:
+    price, prices = 50_001, 50_002
+    types = Types(
+        [
+            TypeFacts(price, "s", "price", "d", base_oid=1700, base_modifier=655366),
+            TypeFacts(prices, "s", "_price", "b", element_oid=price),
+        ]
+    )
+    info = Relations().update(message(ID, ("größe", price, False), ("ps", prices, False)))
+    written = json.loads(info.to_json(types))
+    assert written["key"] == ["id"]
+    assert (written["replica_identity"], written["version"], written["table"]) == ("default", 1, "t")
+    one, many = written["columns"][1:]
+    assert (one["name"], one["type"], one["base"], one["base_modifier"], one["kind"]) == (
+        "größe",
+        "price",
+        "numeric",
+        655366,
+        "plain",
+    )
+    assert (many["kind"], many["element"], many["element_kind"]) == ("array", "numeric", "plain")
+
+
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=5)
+
+
+@given(
+    st.lists(
+        st.tuples(names, st.sampled_from([INT4, TEXT, 99_999]), st.booleans()), unique_by=lambda c: c[0], max_size=5
+    ),
+    st.sampled_from("dnfi"),
+)
+def test_json_round_trip(columns: list[tuple[str, int, bool]], identity: str) -> None:
+    info = Relations().update(message(*columns, identity=identity))
+    assert RelationInfo.from_json(info.to_json(Types())) == info
+    with_facts = Relations().update(message(ID, NOTE), FACTS)
+    assert RelationInfo.from_json(with_facts.to_json(Types())) == with_facts
+
+
+@given(st.one_of(st.binary(max_size=40), st.sampled_from([b"[]", b"{}", b"null", b'{"key": [], "columns": [1]}'])))
+def test_garbage_in_the_schema_topic(data: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        RelationInfo.from_json(data)
+
+
+def test_facts_of_real_tables(each_database: Database) -> None:
+    each_database.execute("""
+        create table "Odd ""näme" (b text, "a" int, c int generated always as (a * 2) stored, gone int, d numeric(8, 3),
+                                   primary key (c, b) include (d));
+        alter table "Odd ""näme" drop column gone;
+        create table indexed (x int, y int not null, z text);
+        create unique index indexed_y on indexed (y) include (z);
+        alter table indexed replica identity using index indexed_y;
+        create table whole (a int primary key, b int);
+        alter table whole replica identity full;
+        create table deferred (a int primary key deferrable);
+        create table bare (a int);
+        alter table bare replica identity nothing;
+        create table parent (id int primary key) partition by range (id);
+        create table middle partition of parent for values from (0) to (10) partition by list (id);
+        create table leaf partition of middle for values in (1);
+    """)
+    with connect(each_database.dsn) as session:
+        odd = catalogue.find_relation(session, "public", 'Odd "näme')
+        assert odd is not None
+        assert [(c.attnum, c.name, c.type_name, c.not_null, c.generated) for c in odd.columns] == [
+            (1, "b", "text", True, ""),
+            (2, "a", "integer", False, ""),
+            (3, "c", "integer", True, "s"),
+            (5, "d", "numeric(8,3)", False, ""),
+        ]
+        assert odd.primary_key == odd.identity_key == ("b", "c")
+        found = {
+            name: catalogue.find_relation(session, "public", name)
+            for name in ("indexed", "whole", "deferred", "bare", "parent", "leaf", "absent")
+        }
+    assert found["absent"] is None
+    described = {
+        name: (fact.kind, fact.replica_identity, fact.primary_key, fact.identity_key, fact.partition_root)
+        for name, fact in found.items()
+        if fact
+    }
+    assert described == {
+        "indexed": ("r", "i", (), ("y",), None),
+        "whole": ("r", "f", ("a",), ("a", "b"), None),
+        "deferred": ("r", "d", ("a",), (), None),
+        "bare": ("r", "n", (), (), None),
+        "parent": ("p", "d", ("id",), ("id",), None),
+        "leaf": ("r", "d", ("id",), ("id",), ("public", "parent")),
+    }
