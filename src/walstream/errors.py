@@ -376,7 +376,9 @@ class DeliveryFailed(CaptureError):
 
 
 class GenerationOver(CaptureError):
-    """Another capture writes to the same prefix and has opened a later generation."""
+    """Another capture writes to the same prefix and has opened a later generation; a new one waits for the slot."""
+
+    retryable = True
 
 
 class LogUnfit(CaptureError):

@@ -26,19 +26,21 @@ def test_a_frequent_shape_gets_its_own_function() -> None:
     assert table.render(*rows) == table.expected(*rows)
     learned = learned_of(table)
     assert len(learned._functions) == 1
-    assert learned._row_count == shapes.SAMPLED_ROWS * shapes.SAMPLES_MIN
+    assert learned._plain_count == shapes.SAMPLED_ROWS * shapes.SAMPLES_MIN
+    assert learned._taken_count == 5
     assert "b'null'" not in learned._functions[0].source  # type: ignore[attr-defined]
 
 
-def test_learning_ends() -> None:
+def test_learning_ends_and_is_given_up_when_shapes_are_too_many() -> None:
     table = Table(*COLUMNS)
-    rows = [
-        insert(*(b"x" if there else None for there in mask))
-        for mask in itertools.islice(itertools.product([True, False], repeat=8), 1, None)
-        for _ in range(shapes.SAMPLED_ROWS * shapes.SAMPLES_MIN)
-    ]
-    table.render(*rows)
+    masks = list(itertools.islice(itertools.product([True, False], repeat=8), 1, None))
+    rows = [insert(*(b"x" if there else None for there in mask)) for mask in masks]
+    often = [row for row in rows[:20] for _ in range(shapes.SAMPLED_ROWS * shapes.SAMPLES_MIN)]
+    assert table.render(*often) == table.expected(*often)
     assert len(learned_of(table)._functions) == shapes.LEARNED_MAX
+    mixed = rows * (shapes.TRIAL_ROWS // len(rows) + 2)
+    assert table.render(*mixed) == table.expected(*mixed)
+    assert learned_of(table)._functions == []
 
 
 def test_relations_of_the_same_columns_share_their_code() -> None:

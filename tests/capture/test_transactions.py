@@ -144,6 +144,15 @@ def test_streamed_transactions_alternate_and_leave_in_commit_order(assembler: As
     assert list(taken[1].rows) == [sender.relation(1, "t"), sender.insert(1, "six-1")]
 
 
+def test_the_origin_of_a_streamed_transaction_is_told_in_its_first_piece(assembler: Assembler) -> None:
+    assembler.feed([sender.stream_start(5, first=True), sender.origin("elsewhere"), sender.relation(1, "t", xid=5)])
+    assembler.feed([sender.truncate(1, xid=5), sender.message(9, "p", b"c", transactional=True, xid=6)])
+    assembler.feed([sender.stream_stop(), sender.stream_abort(5, 6), sender.stream_commit(5, 100, 108)])
+    (transaction,) = take(assembler)
+    assert transaction.origin == "elsewhere"
+    assert list(transaction.rows) == [sender.relation(1, "t"), sender.truncate(1)]
+
+
 def test_an_aborted_subtransaction_takes_its_rows_and_descriptions_with_it(assembler: Assembler) -> None:
     assembler.feed(
         [

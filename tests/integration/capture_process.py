@@ -17,6 +17,7 @@ from typing import Any
 
 import walstream
 from integration.capturing import wait_until
+from postgres.servers import Database
 from walstream.node.process import NodeProcess
 from walstream.postgres.embedded import EmbeddedPostgres
 
@@ -37,6 +38,16 @@ def settings_of(
     }
 
 
+@contextmanager
+def on(server: EmbeddedPostgres) -> Iterator[Database]:
+    """The database that a server of the test's own comes with."""
+    database = Database(server, "postgres")
+    try:
+        yield database
+    finally:
+        database.connection.close()
+
+
 class CaptureProcess:
     """One capture. `start` may be called again after it has ended; with `retry` it stays alive by itself."""
 
@@ -53,7 +64,16 @@ class CaptureProcess:
         root = str(Path(walstream.__file__).parent.parent)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "walstream.capture", str(self.file), *self._flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "walstream.cli.main",
+                    "capture",
+                    "run",
+                    "--config",
+                    str(self.file),
+                    *self._flags,
+                ],
                 env={**os.environ, "PYTHONPATH": root, "PYTHONFAULTHANDLER": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

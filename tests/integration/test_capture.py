@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,7 +13,7 @@ from zlib import crc32
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from integration.capture_process import CaptureProcess, settings_of
+from integration.capture_process import CaptureProcess, on, settings_of
 from integration.capturing import Log, source_rows, tables, wait_until
 from integration.clients import admin_of, configure_topic, create_topic, read_messages
 from integration.support import MakeNode
@@ -27,7 +25,6 @@ from walstream.capture.reading import LogReader
 from walstream.errors import DataLoss
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
-from walstream.postgres.embedded import EmbeddedPostgres
 
 ROWS = "select json_build_object('id', id, 'note', note) from t"
 PUBLICATION = "create publication walstream for all tables"
@@ -43,16 +40,6 @@ def make_table(database: Database, rows: int = 0) -> None:
     database.execute(PUBLICATION)
     if rows:
         database.execute(f"insert into t select n, 'note ' || n from generate_series(1, {rows}) n")
-
-
-@contextmanager
-def on(server: EmbeddedPostgres) -> Iterator[Database]:
-    """The database that a server of the test's own comes with."""
-    database = Database(server, "postgres")
-    try:
-        yield database
-    finally:
-        database.connection.close()
 
 
 def confirmed(database: Database) -> Lsn:
@@ -195,7 +182,7 @@ def test_only_one_capture_reads_a_slot(database: Database, node: NodeProcess, tm
         Log(node, database, first).wait_for_snapshots("public.t")
         second = CaptureProcess(tmp_path, settings(database, node)).start()
         assert second.wait() == 1
-        assert "SlotBusy" in second.log_text()
+        assert "Another capture reads this slot" in second.log_text()
         assert second.generations() == 0, "whoever does not hold the slot opens no generation"
 
 
@@ -222,24 +209,24 @@ def assert_refuses(capture: CaptureProcess, error: str, code: int = 5) -> None:
 def test_a_slot_that_was_read_by_somebody_else_stops_it(stopped: CaptureProcess, database: Database) -> None:
     database.execute("insert into t values (12, 'lost to us')")
     database.execute("select pg_replication_slot_advance(%s, pg_current_wal_lsn())", [f"slot_{database.name}"])
-    assert_refuses(stopped, "SourceForgot")
+    assert_refuses(stopped, "PostgreSQL will not send what lies between")
 
 
 def test_a_slot_that_was_dropped_stops_it(stopped: CaptureProcess, database: Database) -> None:
     database.execute("select pg_drop_replication_slot(%s)", [f"slot_{database.name}"])
-    assert_refuses(stopped, "SlotMissing")
+    assert_refuses(stopped, "is gone, and with it what has committed")
 
 
 def test_a_publication_that_was_dropped_stops_it(stopped: CaptureProcess, database: Database) -> None:
     database.execute("drop publication walstream")
-    assert_refuses(stopped, "PublicationMissing")
+    assert_refuses(stopped, "There is no publication walstream")
 
 
 def test_a_topic_that_was_deleted_stops_it(stopped: CaptureProcess, database: Database, node: NodeProcess) -> None:
     topic = f"{database.name}.public.t"
     admin = admin_of(node.address)
     admin.delete_topics([topic])[topic].result(30)
-    assert_refuses(stopped, "LogLost")
+    assert_refuses(stopped, "is gone, with rows that commit points speak of")
     create_topic(node.address, topic)
     assert_refuses(stopped, "made again")
 
@@ -269,14 +256,14 @@ def test_another_cluster_stops_it(
         make_table(other)
         other.execute("select pg_create_logical_replication_slot('walstream', 'pgoutput')")
         again = CaptureProcess(tmp_path, settings_of(other.server, node, capture__prefix=database.name))
-        assert_refuses(again, "HistoryForked")
+        assert_refuses(again, "The log was written from the PostgreSQL cluster")
 
 
 def test_a_log_that_is_not_there_is_unreachable(database: Database, make_node: MakeNode, tmp_path: Path) -> None:
     make_table(database)
     node = make_node()
     node.stop()
-    assert_refuses(CaptureProcess(tmp_path, settings(database, node)), "UnreachableError", 3)
+    assert_refuses(CaptureProcess(tmp_path, settings(database, node)), "cannot be reached", 3)
 
 
 def test_a_promoted_server_goes_on_where_the_log_ends(

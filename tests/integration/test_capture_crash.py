@@ -14,14 +14,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from integration.capture_process import CaptureProcess, settings_of
+from integration.capture_process import CaptureProcess, on, settings_of
 from integration.capturing import Log, source_rows, tables, wait_until
 from integration.clients import read_messages
 from integration.support import MakeNode, rounds, seeded
@@ -225,8 +224,6 @@ def test_the_log_is_exact_after_every_crash(make_postgres: MakePostgres, make_no
     full = rounds(full=20, part=2)
     server = make_postgres(18, **SERVER)
     node = make_node(log__segment_bytes=1_000_000, log__checkpoint_interval_ms=500)
-    database = Database(server, "postgres")
-    make_tables(database)
     given = settings_of(
         server,
         node,
@@ -236,30 +233,32 @@ def test_the_log_is_exact_after_every_crash(make_postgres: MakePostgres, make_no
     )
     supervisor = Supervisor(CaptureProcess(tmp_path, given))
     workload = Workload(server, random.Random(seed), large_rows=200_000 if full >= 20 else 20_000)
-    log = Log(node, database)
     victims = ["capture", "all", "node", "postgres"]
-    with closing(database.connection), supervisor.capture.shown(), supervisor.running(), workload.running():
-        for number in range(full):
-            before = workload.commits
-            wait_until(lambda before=before: workload.commits > before + 20, "transactions commit", timeout_s=120)
-            victim = victims[number] if number < len(victims) else dice.choice(victims)
-            moment_s = dice.uniform(0, 2)
-            print(f"round {number}: {victim} after {moment_s:.3f} s")
-            time.sleep(moment_s)  # The moment of the crash is what the round is about.
-            if victim in ("capture", "all"):
-                supervisor.capture.kill()
-            if victim in ("node", "all"):
-                node.kill()
-                time.sleep(dice.uniform(0, 1))
-                node.start()
-            if victim in ("postgres", "all"):
-                server.restart("immediate")
-            if number % 5 == 4 or number == full - 1:
-                workload.pause()
-                wait_until(lambda: _reached(log, database), "the log has everything", timeout_s=300)
-                check(node, database)
-                supervisor.check()
-                workload.resume()
+    with on(server) as database, supervisor.capture.shown():
+        make_tables(database)
+        log = Log(node, database)
+        with supervisor.running(), workload.running():
+            for number in range(full):
+                before = workload.commits
+                wait_until(lambda before=before: workload.commits > before + 20, "transactions commit", timeout_s=120)
+                victim = victims[number] if number < len(victims) else dice.choice(victims)
+                moment_s = dice.uniform(0, 2)
+                print(f"round {number}: {victim} after {moment_s:.3f} s")
+                time.sleep(moment_s)  # The moment of the crash is what the round is about.
+                if victim in ("capture", "all"):
+                    supervisor.capture.kill()
+                if victim in ("node", "all"):
+                    node.kill()
+                    time.sleep(dice.uniform(0, 1))
+                    node.start()
+                if victim in ("postgres", "all"):
+                    server.restart("immediate")
+                if number % 5 == 4 or number == full - 1:
+                    workload.pause()
+                    wait_until(lambda: _reached(log, database), "the log has everything", timeout_s=300)
+                    check(node, database)
+                    supervisor.check()
+                    workload.resume()
     assert workload.commits > 0
     print(f"{workload.commits} transactions; capture ended with {supervisor.codes}")
 
@@ -281,41 +280,46 @@ def test_two_captures_and_their_zombies_never_corrupt_the_log(
     and the other one has taken over; then it wakes up and sends what it still has."""
     seed, dice = seeded()
     server, node = make_postgres(18, **SERVER | {"wal_sender_timeout": "2s"}), make_node()
-    database = Database(server, "postgres")
-    make_tables(database)
     given = settings_of(server, node, capture__prefix=PREFIX)
     captures = [CaptureProcess(tmp_path, given, "--retry") for _ in range(2)]
     workload = Workload(server, random.Random(seed), large_rows=20_000)
-    log = Log(node, database)
-    captures[0].start()
-    log.wait_for_snapshots("public.accounts", "public.events")
-    captures[1].start()
-    try:
-        with captures[0].shown(), captures[1].shown(), workload.running():
-            for number in range(rounds(full=20, part=3)):
-                holder = wait_until(lambda: _holder(database, captures), "one of them holds the slot", timeout_s=120)
-                opened = sum(capture.generations() for capture in captures)
-                time.sleep(dice.uniform(0.1, 1))
-                print(f"round {number}: {captures.index(holder)} is frozen")
-                holder.signal(signal.SIGSTOP)
-                wait_until(
-                    lambda opened=opened: sum(capture.generations() for capture in captures) > opened,
-                    "the other one takes over",
-                    timeout_s=120,
-                )
-                time.sleep(dice.uniform(0, 0.5))
-                holder.signal(signal.SIGCONT)
-            workload.pause()
+    with on(server) as database, captures[0].shown(), captures[1].shown():
+        make_tables(database)
+        log = Log(node, database)
+        captures[0].start()
+        try:
+            log.wait_for_snapshots("public.accounts", "public.events")
+            captures[1].start()
+            with workload.running():
+                for number in range(rounds(full=20, part=3)):
+                    _freeze_the_holder(database, captures, dice, number)
+                workload.pause()
+                for capture in captures:
+                    capture.check()
+                wait_until(lambda: _reached(log, database), "the log has everything", timeout_s=120)
+                check(node, database)
+        finally:
             for capture in captures:
-                capture.check()
-            wait_until(lambda: _reached(log, database), "the log has everything", timeout_s=120)
-            check(node, database)
-    finally:
-        for capture in captures:
-            capture.signal(signal.SIGCONT)
-            capture.kill()
-        database.connection.close()
+                if capture.is_running:
+                    capture.kill()
     print(f"{void_points(node)} points of zombies are in the log, and void")
+
+
+def _freeze_the_holder(database: Database, captures: list[CaptureProcess], dice: random.Random, number: int) -> None:
+    holder = wait_until(lambda: _holder(database, captures), "one of them holds the slot", timeout_s=120)
+    opened = sum(capture.generations() for capture in captures)
+    time.sleep(dice.uniform(0.1, 1))
+    print(f"round {number}: {captures.index(holder)} is frozen")
+    holder.signal(signal.SIGSTOP)
+    try:
+        wait_until(
+            lambda: sum(capture.generations() for capture in captures) > opened,
+            "the other one takes over",
+            timeout_s=120,
+        )
+        time.sleep(dice.uniform(0, 0.5))
+    finally:
+        holder.signal(signal.SIGCONT)
 
 
 def _holder(database: Database, captures: list[CaptureProcess]) -> CaptureProcess | None:

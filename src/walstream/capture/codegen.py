@@ -27,7 +27,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from walstream.capture.columns import BOOLS, converter, form
-from walstream.capture.escaping import quoted_name
+from walstream.capture.escaping import is_unclean, quoted, quoted_name
 from walstream.capture.provenance import Context
 from walstream.capture.shapes import NULL, ODD, SENT, UNSENT, RowFunction, Shape
 from walstream.postgres.types import Kind, TypeInfo
@@ -78,20 +78,24 @@ class Part(NamedTuple):
 def object_function(table: Table, chosen: Iterable[int]) -> Callable[[Sequence[Any]], bytes]:
     """Generate a function from the values of a row (bytes or None) to a JSON object of the chosen columns."""
     pieces: list[bytes | str] = [b"{"]
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"is_unclean": is_unclean, "quoted": quoted}
     for count, index in enumerate(chosen):
         name, type_info = table.columns[index]
-        if type_info.kind is Kind.NUMBER:
-            written = "value"
-        elif type_info.kind is Kind.PLAIN:
-            written = "b'\"' + value + b'\"'"
-        else:
-            written = f"convert_{index}(value)"
-            names[f"convert_{index}"] = converter(type_info)
+        written = _WRITTEN.get(type_info.kind, f"convert_{index}(value)")
+        names[f"convert_{index}"] = converter(type_info)
         pieces.append(_name_piece(name, count))
         pieces.append(f"b'null' if (value := values[{index}]) is None else {written}")
     pieces.append(b"}")
     return _function(f"def render(values):\n    return {_join(pieces)}\n", names)
+
+
+# What the converters of frequent kinds do, in line.
+_WRITTEN: Final = {
+    Kind.NUMBER: "value",
+    Kind.BOOL: "BOOLS[value]",
+    Kind.PLAIN: "b'\"' + value + b'\"'",
+    Kind.STRING: "b'\"' + value + b'\"' if is_unclean(value) is None else quoted(value)",
+}
 
 
 def message_function(

@@ -11,6 +11,7 @@ during one. A huge answer is spooled by the server and fetched in pieces, so mem
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from walstream.capture.source import Batch, Ladder
 from walstream.capture.spill import Budget, SpillFolder
 from walstream.capture.test_decoding import TextDecoding
 from walstream.capture.transactions import Assembler
-from walstream.errors import SlotBusy, SlotMissing, SourceNotReady
+from walstream.errors import SlotBusy, SlotMissing, SourceNotReady, WalstreamError
 from walstream.positions import ZERO, Lsn
 from walstream.postgres.session import connect, named
 
@@ -200,12 +201,11 @@ class PollingSource:
         if self._closed:
             return
         self._closed = True
-        try:
-            if not self._connection.broken:
-                self._settle()
-        finally:
-            self._assembler.close()
-            self._connection.close()
+        # When the connection is gone, the next session tells what is durable.
+        with contextlib.suppress(WalstreamError):
+            self._settle()
+        self._assembler.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self

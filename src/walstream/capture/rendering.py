@@ -204,12 +204,16 @@ class TableRenderer:
         headers = self._headers(context, new, number)
         records: list[Output] = []
         if targets := self._targets[operation]:
-            after, end = self._after(new, is_whole, context)
+            if is_whole:
+                after, end = self._object(self._all)(new), context.end
+            else:
+                after, end = self._partial(new, context)
             value = b"".join((b'{"before":', before or b"null", b',"after":', after, context.source, number, end))
             for target in targets:
-                link = self._link(OLD_KEY, target, moved_from)
+                link = self._link(OLD_KEY, target, moved_from) if moved_from else ()
                 records.append((target.topic, value, self._key(target, new), [*headers, *link]))
-        records += [outbox.message(new, context, headers) for outbox in self._outboxes.get(operation, ())]
+        for outbox in self._outboxes.get(operation, ()):
+            records.append(outbox.message(new, context, headers))
         return records
 
     def _deleted_records(
@@ -228,7 +232,7 @@ class TableRenderer:
         records: list[Output] = []
         for target in self._targets[operation]:
             key = self._key(target, old)
-            link = self._link(NEW_KEY, target, moved_to)
+            link = self._link(NEW_KEY, target, moved_to) if moved_to else ()
             records.append((target.topic, value, key, [*headers, *link]))
             if target.tombstones and key is not None:
                 records.append((target.topic, None, key, [*headers, *link, *context.rule_headers]))
@@ -244,10 +248,10 @@ class TableRenderer:
             *self._row_records("update", None, new, is_whole, created_context, seq + 1, old),
         ]
 
-    def _link(self, name: str, target: Target, values: list[Value] | None) -> list[Header]:
+    def _link(self, name: str, target: Target, values: list[Value]) -> tuple[Header, ...]:
         """Return the header that tells the other key of a row that has moved."""
-        key = self._key(target, values) if values is not None else None
-        return [(name, key)] if key is not None else []
+        key = self._key(target, values)
+        return ((name, key),) if key is not None else ()
 
     def _tuple(self, data: bytes, position: int) -> tuple[list[Value], int, bool]:
         """Read the columns at a position; return them, where they end, and whether all of them were sent."""
@@ -297,10 +301,8 @@ class TableRenderer:
         # With a key, the other columns come as nulls, which would read as values.
         return self._object(self._table.identity)(old) if letter == _KEY else self._sent(old)
 
-    def _after(self, new: list[Value], is_whole: bool, context: Context) -> tuple[bytes, bytes]:
-        """Return the row's object and the record's end, which names what is not in it."""
-        if is_whole:
-            return self._object(self._all)(new), context.end
+    def _partial(self, new: list[Value], context: Context) -> tuple[bytes, bytes]:
+        """Return the object of a row that was not sent whole, and the record's end, which names what is not in it."""
         unchanged = [name for name, value in zip(self._names, new, strict=True) if value is UNCHANGED]
         return self._sent(new), context.end_without(unchanged)
 
@@ -318,8 +320,9 @@ class TableRenderer:
     def _key(self, target: Target, values: list[Value]) -> bytes | None:
         if not target.key:
             return None
-        if any(values[index] is UNCHANGED for index in target.key):
-            raise ValueError("a column of the key was not sent")
+        for index in target.key:
+            if values[index] is UNCHANGED:
+                raise ValueError("a column of the key was not sent")
         return self._object(target.key)(values)
 
     def _object(self, chosen: tuple[int, ...]) -> Callable[[Sequence[Value]], bytes]:

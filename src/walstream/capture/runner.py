@@ -1,62 +1,53 @@
 """Running a capture: from a configuration to a generation that streams until it is told to stop or something fails.
 
-Owns the loop and the order in which things begin and end; everything it does is done elsewhere. Invariants: feedback
-comes from durable, valid points only (the sink calls the source); a batch is one group, so a transaction is never
-divided between points; the first failure ends the generation.
-
-    receive a batch ─▶ render ─▶ hand over to the producer ─▶ close the group        this thread, never waiting for acks
-    last rows durable ─▶ point ─▶ point durable ─▶ feedback                          the sink's threads
-    status to the server twice a second                                              the source's thread
-
-So the server decodes, we render, the log syncs, all at once. What bounds it is the producer's queue: when that is full
-this thread waits, and the server hears from us all the same.
+Owns the order in which the parts of a generation begin and end, and what becomes of a failure; everything else is done
+by the parts. Invariants: the slot is held before the generation is opened; feedback comes from durable, valid points
+only, because nobody but the sink calls `send_feedback`; the first failure ends the generation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import psycopg
 
 from walstream import logs
-from walstream.capture.engines import ResumableSource, ensure_slot, open_source
-from walstream.capture.envelope import Renderer, Stamp
+from walstream.capture.engines import ResumableSource, SlotMaker, ensure_slot, open_source
+from walstream.capture.envelope import HEARTBEAT_PREFIX, Renderer
 from walstream.capture.generations import Log, instance_name
 from walstream.capture.kafka import LogAddress
 from walstream.capture.ladder import LadderWriter, OnLook
 from walstream.capture.ledger import Ledger
-from walstream.capture.provenance import Output
+from walstream.capture.loop import Heartbeat, Loop, Patience, Stop
 from walstream.capture.schemas import Schemas, read_schemas
 from walstream.capture.sink import Sink
 from walstream.capture.snapshot import Snapshot
 from walstream.capture.snapshot_progress import Display, LogDisplay
-from walstream.capture.source import Batch, Transaction
 from walstream.capture.streams import Streams
 from walstream.capture.topics import Topics
 from walstream.config import Config
-from walstream.errors import DecodeError, UnreachableError, WalstreamError
+from walstream.errors import DecodeError, WalstreamError
 from walstream.positions import Lsn
 from walstream.postgres import address as postgres_address
+from walstream.postgres.messages import Relation
+from walstream.postgres.relations import RelationInfo
 from walstream.postgres.session import connect, named
 
-RECEIVE_S: Final = 0.2
-RECEIVE_BESIDE_SNAPSHOT_S: Final = 0.002
-IDLE_POINT_INTERVAL_S: Final = 1.0
-"""An idle server's WAL moves by itself; so often at most a point is written for nothing but that."""
-STOP_S_MAX: Final = 10.0
 FAILED_DRAIN_S: Final = 5.0
 BACKOFF_S: Final = (0.5, 10.0)
 """The first pause between tries and the longest."""
 STEADY_S: Final = 60.0
 """A generation that lasted so long was a success: the next pause is the first one again."""
 
-log = logs.get(__name__)
+MakeDisplay = Callable[[], Display]
 
-Stop = Callable[[], bool]
-"""Whether the capture is to end."""
+log = logs.get(__name__)
 
 
 def run(
@@ -66,7 +57,7 @@ def run(
     retry: bool = False,
     new_epoch: bool = False,
     on_look: OnLook | None = None,
-    display: Callable[[], Display] = LogDisplay,
+    display: MakeDisplay = LogDisplay,
 ) -> None:
     """Capture until `stop` says so; what fails is raised, or with `retry` tried again when that can help.
 
@@ -98,195 +89,140 @@ def run_generation(
     *,
     new_epoch: bool = False,
     on_look: OnLook | None = None,
-    display: Callable[[], Display] = LogDisplay,
+    display: MakeDisplay = LogDisplay,
 ) -> None:
     """Open one generation and stream until `stop` says so. Raises what ends it."""
-    capture, postgres = config.capture, config.source.postgres
-    address, dsn = LogAddress.of(capture), postgres_address.dsn(postgres)
-    topics = Topics(address, capture.prefix, capture.partitions)
-    topics.prepare()
     with ExitStack() as stack:
-        before = Log(address, topics)
-        stack.callback(before.close)
-        maker = ensure_slot(dsn, postgres, may_create=before.last is None or new_epoch)
-        if maker is not None:
-            stack.callback(maker.close)
-        source, state = open_source(dsn, config, _spill_folder(config, stack))
-        stack.callback(source.close)
-        sink = Sink(address, topics, on_durable=source.send_feedback, tend=Patience(stop).tend)
-        stack.callback(sink.close)
-        instance = instance_name()
-        ledger = before.open(state, instance, sink.points.write_now, new_epoch=new_epoch)
-        source.skip_before(ledger.end_lsn)
-        connection = stack.enter_context(connect(dsn))
-        schemas = Schemas(topics.names.schema, ledger.gen, read_schemas(address, topics), connection, sink.write_now)
-        renderer = Renderer(
-            database=postgres.database,
-            source_epoch=ledger.source_epoch,
-            generation=ledger.gen,
-            streams=Streams(capture.prefix, config.streams, capture.tenant),
-            types=schemas.types,
-            describe=schemas.describe,
-        )
-        sink.begin(ledger)
-        snapshot: Snapshot | None = None
-        if capture.snapshot == "initial":
-            snapshot = Snapshot(
-                dsn,
-                postgres.publication_name,
-                gen=ledger.gen,
-                finished=dict(ledger.snapshots),
-                sink=sink,
-                renderer=renderer,
-                describe=schemas.describe,
-                workers=capture.snapshot_workers,
-                display=display,
-            )
-            stack.callback(snapshot.close)
-            if maker is not None:
-                snapshot.hold(maker.slot)
-            snapshot.start()
-        if maker is not None:
-            maker.close()
-        ladder = LadderWriter(
-            dsn,
-            instance,
-            source.ladder,
-            lambda: sink.durable,
-            lambda key, value: sink.points.write_later(topics.names.status, key, value),
-            on_look,
-        )
-        stack.callback(ladder.close)
-        ladder.start()
-
-        def beat() -> None:
-            with named("writing a heartbeat"):
-                connection.execute("select pg_logical_emit_message(false, 'walstream.heartbeat', '')")
-
-        heartbeat = Heartbeat(capture.heartbeat_interval_ms / 1000, beat)
-        loop = Loop(config, topics, source, sink, renderer, ledger, snapshot, heartbeat)
+        generation = Generation(config, stop, stack, new_epoch=new_epoch)
+        loop = generation.begin(display, on_look)
         try:
             loop.run(stop)
         except WalstreamError as error:
-            _settle(sink, error)
+            _settle(generation.sink, error)
             if isinstance(error, DecodeError) and error.data:
                 raise _with_saved_bytes(error, _evidence_folder(config)) from error
             raise
+        ledger = generation.ledger
         log.info("generation ended", gen=ledger.gen, durable_lsn=str(ledger.end_lsn), rows_total=ledger.rows_total)
 
 
-class Patience:
-    """How long a stop waits for a log that takes no rows."""
+class Generation:
+    """The parts of one generation. They end with the stack, in the reverse order of their beginning."""
 
-    def __init__(self, stop: Stop) -> None:
-        self._stop = stop
-        self._since_s: float | None = None
+    def __init__(self, config: Config, stop: Stop, stack: ExitStack, *, new_epoch: bool) -> None:
+        """Take hold of the slot and open the generation. Raises what forbids it."""
+        self._config = config
+        self._stack = stack
+        self._dsn = postgres_address.dsn(config.source.postgres)
+        self._address = LogAddress.of(config.capture)
+        self._topics = Topics(self._address, config.capture.prefix, config.capture.partitions)
+        self._topics.prepare()
+        self._instance = instance_name()
+        before = Log(self._address, self._topics)
+        stack.callback(before.close)
+        self._maker: SlotMaker | None = ensure_slot(
+            self._dsn, config.source.postgres, may_create=before.last is None or new_epoch
+        )
+        if self._maker is not None:
+            stack.callback(self._maker.close)
+        self.source, state = open_source(self._dsn, config, _spill_folder(config, stack))
+        stack.callback(self.source.close)
+        self.sink = Sink(self._address, self._topics, on_durable=_confirming(self.source), tend=Patience(stop).tend)
+        stack.callback(self.sink.close)
+        self.ledger: Ledger = before.open(state, self._instance, self.sink.points.write_now, new_epoch=new_epoch)
+        self.source.skip_before(self.ledger.end_lsn)
 
-    def tend(self) -> None:
-        """Raise when a stop has been wanted for too long."""
-        if not self._stop():
-            return
-        self._since_s = self._since_s or time.monotonic()
-        if time.monotonic() - self._since_s > STOP_S_MAX:
-            raise UnreachableError("The log takes no rows, so that what was received cannot be made durable.")
+    def begin(self, display: MakeDisplay, on_look: OnLook | None) -> Loop:
+        """Write the first point and begin everything that goes on beside the loop; return the loop."""
+        capture, postgres = self._config.capture, self._config.source.postgres
+        connection = self._stack.enter_context(connect(self._dsn))
+        schemas = Schemas(
+            self._topics.names.schema,
+            self.ledger.gen,
+            read_schemas(self._address, self._topics),
+            connection,
+            self.sink.write_now,
+        )
+        snapshot: Snapshot | None = None
+
+        def describe(message: Relation) -> RelationInfo:
+            info = schemas.describe(message)
+            if snapshot is not None and (info.schema, info.table) not in self.ledger.snapshots:
+                snapshot.look_now()
+            return info
+
+        renderer = Renderer(
+            database=postgres.database,
+            source_epoch=self.ledger.source_epoch,
+            generation=self.ledger.gen,
+            streams=Streams(capture.prefix, self._config.streams, capture.tenant),
+            types=schemas.types,
+            describe=describe,
+        )
+        self.sink.begin(self.ledger)
+        if capture.snapshot == "initial":
+            snapshot = self._snapshot(renderer, schemas, display)
+        if self._maker is not None:
+            self._maker.close()
+        self._begin_ladder(on_look)
+        return Loop(
+            self.source,
+            self.sink,
+            renderer,
+            self.ledger,
+            limit=postgres.batch_limit,
+            snapshot=snapshot,
+            heartbeat=Heartbeat(capture.heartbeat_interval_ms / 1000, _beating(connection)),
+            dead_letter=self._topics.names.dead_letter if capture.on_decode_error == "dead_letter" else "",
+        )
+
+    def _snapshot(self, renderer: Renderer, schemas: Schemas, display: MakeDisplay) -> Snapshot:
+        snapshot = Snapshot(
+            self._dsn,
+            self._config.source.postgres.publication_name,
+            gen=self.ledger.gen,
+            finished=dict(self.ledger.snapshots),
+            sink=self.sink,
+            renderer=renderer,
+            describe=schemas.describe,
+            workers=self._config.capture.snapshot_workers,
+            display=display,
+        )
+        self._stack.callback(snapshot.close)
+        if self._maker is not None:
+            snapshot.hold(self._maker.slot)
+        snapshot.start()
+        return snapshot
+
+    def _begin_ladder(self, on_look: OnLook | None) -> None:
+        ladder = LadderWriter(
+            self._dsn,
+            self._instance,
+            self.source.ladder,
+            lambda: self.sink.durable,
+            lambda key, value: self.sink.points.write_later(self._topics.names.status, key, value),
+            on_look,
+        )
+        self._stack.callback(ladder.close)
+        ladder.start()
 
 
-class Heartbeat:
-    """Something to be done once in a while."""
+def _confirming(source: ResumableSource) -> Callable[[Lsn], None]:
+    """Return what confirms to the source; one that has failed says so to who receives from it."""
 
-    def __init__(self, interval_s: float, beat: Callable[[], None]) -> None:
-        """Take the interval; 0 means never."""
-        self._interval_s = interval_s
-        self._beat = beat
-        self._next_s = time.monotonic() + interval_s
+    def confirm(lsn: Lsn) -> None:
+        with contextlib.suppress(WalstreamError):
+            source.send_feedback(lsn)
 
-    def tend(self, now_s: float) -> None:
-        """Do it if it is time."""
-        if self._interval_s and now_s >= self._next_s:
-            self._beat()
-            self._next_s = now_s + self._interval_s
+    return confirm
 
 
-class Loop:
-    """The loop of one generation."""
+def _beating(connection: psycopg.Connection[Any]) -> Callable[[], None]:
+    def beat() -> None:
+        with named("writing a heartbeat"):
+            connection.execute("select pg_catalog.pg_logical_emit_message(false, %s, '')", [HEARTBEAT_PREFIX])
 
-    def __init__(
-        self,
-        config: Config,
-        topics: Topics,
-        source: ResumableSource,
-        sink: Sink,
-        renderer: Renderer,
-        ledger: Ledger,
-        snapshot: Snapshot | None,
-        heartbeat: Heartbeat,
-    ) -> None:
-        self._limit = config.source.postgres.batch_limit
-        self._dead_letter = topics.names.dead_letter if config.capture.on_decode_error == "dead_letter" else ""
-        self._source = source
-        self._sink = sink
-        self._renderer = renderer
-        self._gen = ledger.gen
-        self._source_epoch = ledger.source_epoch
-        self._ended_lsn = ledger.end_lsn
-        self._snapshot = snapshot
-        self._heartbeat = heartbeat
-        self._idle_point_s = 0.0
-
-    def run(self, stop: Stop) -> None:
-        """Stream until `stop` says so; then make everything durable that has been received whole."""
-        snapshot, receive_s = self._snapshot, RECEIVE_S
-        while not stop():
-            self._sink.check()
-            with self._source.receive_batch(self._limit, receive_s) as batch:
-                self._take(batch)
-            if snapshot is not None:
-                moved = snapshot.pump()
-                receive_s = 0.0 if moved else RECEIVE_BESIDE_SNAPSHOT_S if snapshot.is_active else RECEIVE_S
-            self._heartbeat.tend(time.monotonic())
-        self._sink.drain()
-
-    def _take(self, batch: Batch) -> None:
-        if batch.transactions:
-            for transaction in batch.transactions:
-                self._write(transaction)
-            last = batch.transactions[-1]
-            self._end_group(batch.last_lsn, last.xid, last.commit_time_us)
-        elif batch.last_lsn > self._ended_lsn and time.monotonic() >= self._idle_point_s:
-            self._idle_point_s = time.monotonic() + IDLE_POINT_INTERVAL_S
-            self._end_group(batch.last_lsn)
-
-    def _end_group(self, end_lsn: Lsn, xid: int = 0, commit_time_us: int = 0) -> None:
-        self._sink.end_group(end_lsn, xid, commit_time_us)
-        self._ended_lsn = end_lsn
-
-    def _write(self, transaction: Transaction) -> None:
-        assert transaction.commit_lsn >= self._ended_lsn, "the source skips what is durable"
-        stamp = Stamp.of(transaction, time.time_ns() // 1_000_000)
-        timestamp_ms = transaction.commit_time_us // 1000
-        if not self._dead_letter:
-            self._sink.write(self._renderer.render(transaction.rows, stamp), timestamp_ms)
-        else:
-            dead: list[Output] = []
-            outputs = self._renderer.render(
-                transaction.rows, stamp, lambda error, seq: dead.append(self._dead(transaction, error, seq))
-            )
-            self._sink.write(outputs, timestamp_ms)
-            self._sink.write(dead, timestamp_ms)
-        transaction.close()
-
-    def _dead(self, transaction: Transaction, error: DecodeError, seq: int) -> Output:
-        """Return the record for a change that cannot be understood: its bytes, and in headers all that is known."""
-        log.error("change not understood", error=error.message, xid=transaction.xid, seq=seq)
-        headers = {
-            "gen": self._gen,
-            "source_epoch": self._source_epoch,
-            "commit_lsn": int(transaction.commit_lsn),
-            "txid": transaction.xid,
-            "seq": seq,
-        }
-        described = [(name, b"%d" % value) for name, value in headers.items()]
-        return self._dead_letter, error.data, None, [*described, ("error", error.message.encode())]
+    return beat
 
 
 def _settle(sink: Sink, error: WalstreamError) -> None:

@@ -5,8 +5,8 @@ of one shape. Every operation of a relation has one for the plainest shape, all 
 more for the shapes that come often, because a null column is often null in the next row as well.
 
 Nothing depends on what was learned but speed: a row that no function takes is read column by column, and all ways of
-reading write the same bytes. What learning may cost is bounded: a few functions, and one look at a row in sixteen that
-had to be read column by column. Sans-IO.
+reading write the same bytes. What learning may cost is bounded: a few functions, one look at a row in sixteen that had
+to be read column by column, and none of it for a table whose rows have too many shapes. Sans-IO.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ SAMPLED_ROWS: Final = 16
 """One of so many rows that were read column by column is looked at."""
 SAMPLES_MIN: Final = 4
 """A shape that was seen in so many samples gets a function."""
-LEARNED_MAX: Final = 4
+LEARNED_MAX: Final = 6
 """Functions of an operation beside its first: a row that none takes has tried them all."""
 SHAPES_MAX: Final = 1_000
 """Shapes that are counted before counting starts again."""
+TRIAL_ROWS: Final = 4_096
+"""After so many rows that none took, the functions must have taken as many, or all are given up as not worth trying."""
 
 
 class Learned:
@@ -56,7 +58,9 @@ class Learned:
         self._shape_of = shape_of
         self._build = build
         self._functions: list[RowFunction] = []
-        self._row_count = 0
+        self._taken_count = 0
+        self._plain_count = 0
+        self._learns = True
         self._samples: Counter[Shape] = Counter()
 
     def __call__(self, data: bytes, context: Context, seq: int) -> int:
@@ -64,14 +68,25 @@ class Learned:
         functions = self._functions
         for index, function in enumerate(functions):
             if following := function(data, context, seq):
+                self._taken_count += 1
                 if index:
+                    # One place forward: in time the order is that of their frequency.
                     functions[index - 1], functions[index] = function, functions[index - 1]
                 return following
         following = self._plainly(data, context, seq)
-        self._row_count += 1
-        if self._row_count % SAMPLED_ROWS == 0 and len(functions) < LEARNED_MAX:
-            self._learn(data)
+        if self._learns:
+            self._plain_count += 1
+            if self._plain_count % SAMPLED_ROWS == 0 and len(functions) < LEARNED_MAX:
+                self._learn(data)
+            if self._plain_count == TRIAL_ROWS:
+                self._judge()
         return following
+
+    def _judge(self) -> None:
+        if self._taken_count < self._plain_count:
+            self._functions.clear()
+            self._learns = False
+        self._taken_count = self._plain_count = 0
 
     def _learn(self, data: bytes) -> None:
         shape = self._shape_of(data)

@@ -159,9 +159,12 @@ class StreamingSource:
         self.close()
 
     def _frames(self) -> list[bytes]:
-        self._raise_failure()
         with self._lock:
-            return self._stream.drain()
+            frames = self._stream.drain()
+        # Reading first: when a status could not be sent, what the server said before it went away tells why.
+        if not frames:
+            self._raise_failure()
+        return frames
 
     def _take_in(self, frames: list[bytes]) -> None:
         last = frames[-1]

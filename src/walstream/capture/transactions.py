@@ -23,12 +23,12 @@ Descriptions (R, Y) obey what pgoutput's sender believes of us (`maybe_send_sche
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
-from walstream.capture.source import RELATION, Rows, Transaction
-from walstream.capture.spill import Budget, SpilledRows, SpillFile
+from walstream.capture.assembly import Assembly, Description, Descriptions
+from walstream.capture.source import RELATION, Transaction
+from walstream.capture.spill import Budget, SpillFile
 from walstream.errors import DecodeError, SourceError
 from walstream.positions import ZERO, Lsn
 from walstream.postgres.pgoutput import (
@@ -46,135 +46,9 @@ from walstream.postgres.pgoutput import (
     decode,
 )
 
-ROW_COST_BYTES: Final = 48
-"""What Python adds to the bytes of a row: the object's head, rounding, its place in a list."""
-
-RUN_COST_BYTES: Final = 400
-"""What a run of rows of one subtransaction takes besides the rows."""
-
 _KINDS: Final = [bytes((kind,)) for kind in range(256)]
 _DESCRIPTIONS: Final = b"RY"
 _TWO_PHASE: Final = b"bPKrp"
-
-
-class _Description(NamedTuple):
-    """A Relation or Type message and when it came, counted over all descriptions."""
-
-    arrival: int
-    data: bytes
-
-
-# By kind and id: what it describes.
-_Descriptions = dict[bytes, _Description]
-
-
-class _Run:
-    """Rows that came one after the other in the same subtransaction."""
-
-    __slots__ = ("cost_bytes", "descriptions", "rows", "subxid")
-
-    def __init__(self, subxid: int, rows: list[bytes]) -> None:
-        self.subxid = subxid
-        self.rows = rows
-        self.descriptions = 0
-        self.cost_bytes = 0
-
-
-class _Assembly:
-    """A transaction that has not committed yet, or has not been received whole."""
-
-    __slots__ = (
-        "_aborted",
-        "_budget",
-        "_by_subxid",
-        "_described",
-        "_file",
-        "_runs",
-        "cost_bytes",
-        "origin",
-        "xid",
-    )
-
-    def __init__(self, xid: int, budget: Budget) -> None:
-        self.xid = xid
-        self.origin = ""
-        self.cost_bytes = 0
-        self._budget = budget
-        self._runs: list[_Run] = []
-        self._by_subxid: dict[int, list[_Run]] = {}
-        self._described: dict[int, _Descriptions] = {}
-        self._aborted: set[int] = set()
-        self._file: SpillFile | None = None
-
-    def extend(self, subxid: int, rows: list[bytes], *, descriptions: int = 0) -> None:
-        """Add messages of one subtransaction; the list becomes ours."""
-        cost = sum(map(len, rows)) + ROW_COST_BYTES * len(rows)
-        run = self._runs[-1] if self._runs else None
-        if run is None or run.subxid != subxid:
-            run = _Run(subxid, rows)
-            self._runs.append(run)
-            self._by_subxid.setdefault(subxid, []).append(run)
-            self._charge(RUN_COST_BYTES)
-        else:
-            run.rows += rows
-        run.descriptions += descriptions
-        run.cost_bytes += cost
-        self._charge(cost)
-
-    def describe(self, subxid: int, description: _Description) -> None:
-        """Add a Relation or Type message."""
-        self.extend(subxid, [description.data], descriptions=1)
-        self._described.setdefault(subxid, {})[_subject(description.data)] = description
-
-    def abort(self, subxid: int) -> None:
-        """Take back what a subtransaction did."""
-        for run in self._by_subxid.pop(subxid, ()):
-            self._charge(-run.cost_bytes)
-            run.rows, run.descriptions, run.cost_bytes = [], 0, 0
-        self._described.pop(subxid, None)
-        if self._file is not None:
-            self._aborted.add(subxid)
-
-    def spill(self, open_file: Callable[[], SpillFile]) -> None:
-        """Move everything to the transaction's file."""
-        self._file = self._file or open_file()
-        for run in self._runs:
-            if run.rows:
-                self._file.append(run.subxid, run.rows, run.descriptions)
-        self._runs.clear()
-        self._by_subxid.clear()
-        self._charge(-self.cost_bytes)
-
-    def described(self) -> _Descriptions:
-        """Return what survives of the descriptions, the latest of each subject."""
-        latest: _Descriptions = {}
-        for descriptions in self._described.values():
-            for subject, description in descriptions.items():
-                if subject not in latest or latest[subject].arrival < description.arrival:
-                    latest[subject] = description
-        return latest
-
-    def finish(self, head: Sequence[bytes], tail: Sequence[bytes]) -> tuple[Rows, int]:
-        """Return the surviving messages between a head and a tail of descriptions, and how many are changes."""
-        changes = sum(len(run.rows) - run.descriptions for run in self._runs)
-        if self._file is not None:
-            self._file.flush()
-            count, descriptions = self._file.count(self._aborted)
-            rest = [*chain.from_iterable(run.rows for run in self._runs), *tail]
-            return SpilledRows(self._file, self._aborted, count, head, rest), changes + count - descriptions
-        if len(self._runs) == 1 and not head and not tail:
-            return self._runs[0].rows, changes
-        return [*head, *chain.from_iterable(run.rows for run in self._runs), *tail], changes
-
-    def release(self) -> None:
-        """Give back memory and file. May come from any thread, once."""
-        self._budget.give_back(self.cost_bytes)
-        if self._file is not None:
-            self._file.close()
-
-    def _charge(self, cost: int) -> None:
-        self.cost_bytes += cost
-        self._budget.take(cost)
 
 
 class Assembler:
@@ -196,11 +70,11 @@ class Assembler:
         self._open_file = open_file
         self._start_lsn = ZERO
         self._sent_at_us = sent_at_us
-        self._streamed: dict[int, _Assembly] = {}
-        self._block: _Assembly | None = None
+        self._streamed: dict[int, Assembly] = {}
+        self._block: Assembly | None = None
         self._in_stream = False
         self._arrivals = 0
-        self._session: _Descriptions = {}
+        self._session: Descriptions = {}
         self._handed_on: dict[bytes, bytes] = {}
         self._relations: Mapping[int, Relation] = {}
 
@@ -284,7 +158,7 @@ class Assembler:
         message = decode(data, start)
         match message:
             case Begin():
-                self._enter(_Assembly(message.xid, self._budget), data, in_stream=False)
+                self._enter(Assembly(message.xid, self._budget), data, in_stream=False)
             case Commit():
                 if self._block is None or self._in_stream:
                     raise _misplaced(data, "no transaction has begun")
@@ -312,22 +186,22 @@ class Assembler:
             case _:
                 raise _misplaced(data, "it is not expected here")
 
-    def _in_block(self, block: _Assembly, kind: int, data: bytes, start: int) -> None:
+    def _in_block(self, block: Assembly, kind: int, data: bytes, start: int) -> None:
         subxid, body = block.xid, data[start:]
         if self._in_stream:
             subxid, body = int.from_bytes(data[start + 1 : start + 5]), _KINDS[kind] + data[start + 5 :]
         if kind in _DESCRIPTIONS:
             self._arrivals += 1
-            block.describe(subxid, _Description(self._arrivals, body))
+            block.describe(subxid, Description(self._arrivals, body))
         else:
             block.extend(subxid, [body])
 
-    def _enter(self, assembly: _Assembly, data: bytes, *, in_stream: bool) -> None:
+    def _enter(self, assembly: Assembly, data: bytes, *, in_stream: bool) -> None:
         if self._block is not None:
             raise _misplaced(data, f"transaction {self._block.xid} is not over")
         self._block, self._in_stream = assembly, in_stream
 
-    def _leave(self) -> _Assembly:
+    def _leave(self) -> Assembly:
         assert self._block is not None
         assembly, self._block, self._in_stream = self._block, None, False
         return assembly
@@ -336,7 +210,7 @@ class Assembler:
         if message.first_segment == (message.xid in self._streamed):
             known = "has begun already" if message.first_segment else "has no beginning"
             raise _misplaced(data, f"transaction {message.xid} {known}")
-        assembly = self._streamed.get(message.xid) or _Assembly(message.xid, self._budget)
+        assembly = self._streamed.get(message.xid) or Assembly(message.xid, self._budget)
         self._enter(assembly, data, in_stream=True)
         self._streamed[message.xid] = assembly
 
@@ -353,12 +227,12 @@ class Assembler:
 
     def _message_alone(self, message: LogicalMessage, data: bytes, start: int) -> None:
         """Make a message outside of any transaction a transaction of its own, at the place of its WAL record."""
-        alone = _Assembly(0, self._budget)
+        alone = Assembly(0, self._budget)
         alone.extend(0, [data[start:]])
         # Where the record ends is not said; no other record begins before the next byte.
         self._complete(alone, message.lsn, Lsn(message.lsn + 1), self._sent_at_us(data))
 
-    def _complete(self, assembly: _Assembly, commit_lsn: Lsn, end_lsn: Lsn, commit_time_us: int) -> None:
+    def _complete(self, assembly: Assembly, commit_lsn: Lsn, end_lsn: Lsn, commit_time_us: int) -> None:
         relations = self._relations
         described = assembly.described()
         head = list(self._handed_on.values()) if self._handed_on else ()
@@ -387,7 +261,7 @@ class Assembler:
         if end_lsn > self.end_lsn:
             self.end_lsn = end_lsn
 
-    def _newer_than(self, described: _Descriptions) -> list[bytes]:
+    def _newer_than(self, described: Descriptions) -> list[bytes]:
         """Return what the session was told after a transaction was, of the same subjects and different."""
         return [
             known.data
@@ -397,7 +271,7 @@ class Assembler:
             and known.data != description.data
         ]
 
-    def _learn(self, described: _Descriptions) -> None:
+    def _learn(self, described: Descriptions) -> None:
         learnt: dict[int, Relation] = {}
         for subject, description in described.items():
             known = self._session.get(subject)
@@ -420,11 +294,6 @@ class Assembler:
             if largest.cost_bytes == 0:
                 break
             largest.spill(self._open_file)
-
-
-def _subject(data: bytes) -> bytes:
-    """Return what a description is about: its kind and the id after it."""
-    return data[:5]
 
 
 def _misplaced(data: bytes, why: str) -> DecodeError:
