@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
 import walstream
 from postgres.servers import Database
 from walstream.capture.commit_points import Point, TableSnapshot
@@ -172,8 +174,24 @@ class Log:
         return {} if point is None else {f"{one.schema}.{one.table}": one for one in point.snapshots.values()}
 
     def wait_for_snapshots(self, *tables: str) -> dict[str, TableSnapshot]:
-        wait_until(lambda: set(tables) <= set(self.snapshots()), f"snapshots of {tables}")
-        return self.snapshots()
+        found: dict[str, TableSnapshot] = {}
+
+        def are_there() -> bool:
+            found.update(self.snapshots())
+            return set(tables) <= set(found)
+
+        wait_until(are_there, f"snapshots of {tables}")
+        return found
+
+    def end(self, topic: str) -> int:
+        """The end of the first partition of a topic, 0 while it is not there."""
+        consumer = Consumer({"bootstrap.servers": self._node.address, "group.id": "end"})
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=TIMEOUT_S)[1])
+        except KafkaException:
+            return 0
+        finally:
+            consumer.close()
 
     def wait(self) -> None:
         """Wait until everything that has committed by now is durable in the log."""

@@ -49,6 +49,7 @@ class Workload:
         self._is_over = threading.Event()
         self._may_run = threading.Event()
         self._is_paused = threading.Event()
+        self._is_large_next = threading.Event()
         self._next_id = 1
         self.commits = 0
         self.failures: list[Exception] = []
@@ -68,6 +69,7 @@ class Workload:
                         connection = psycopg.connect(self._server.dsn, autocommit=True)
                     self._transaction(connection)
                     self.commits += 1
+                    time.sleep(0.005)  # The test reads everything that it writes, and slowly.
                 except psycopg.OperationalError:
                     # Whether the last one has committed, the tables know.
                     connection = _closed(connection)
@@ -93,8 +95,11 @@ class Workload:
                     if dice.random() < 0.3:
                         with connection.transaction(force_rollback=dice.random() < 0.5):
                             self._statement(connection)
-            if dice.random() < 0.02:
-                self._many(connection, dice.randrange(self._large_rows // 10, self._large_rows))
+            if self._is_large_next.is_set():
+                self._is_large_next.clear()
+                self._many(connection, self._large_rows)
+            elif dice.random() < 0.01:
+                self._many(connection, dice.randrange(1_000, 5_000))
 
     def _statement(self, connection: psycopg.Connection[Any]) -> None:
         dice, known = self._dice, max(1, self._next_id)
@@ -127,8 +132,12 @@ class Workload:
         connection.execute(
             "insert into accounts select n, 'one of many', n from generate_series(%s::bigint, %s) n", _ends(ids)
         )
-        if self._dice.random() < 0.5:
+        if self._dice.random() < 0.8:
             connection.execute("delete from accounts where id between %s and %s and id %% 10 <> 0", _ends(ids))
+
+    def grow(self) -> None:
+        """Make the next transaction a large one."""
+        self._is_large_next.set()
 
     def pause(self) -> None:
         """Return when no transaction is under way."""
@@ -242,6 +251,8 @@ def test_the_log_is_exact_after_every_crash(make_postgres: MakePostgres, make_no
                 before = workload.commits
                 wait_until(lambda before=before: workload.commits > before + 20, "transactions commit", timeout_s=120)
                 victim = victims[number] if number < len(victims) else dice.choice(victims)
+                if number % 4 == 1:
+                    workload.grow()
                 moment_s = dice.uniform(0, 2)
                 print(f"round {number}: {victim} after {moment_s:.3f} s")
                 time.sleep(moment_s)  # The moment of the crash is what the round is about.

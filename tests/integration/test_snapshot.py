@@ -181,10 +181,12 @@ def test_killed_in_the_middle_finished_tables_stay(database: Database, node: Nod
     log = Log(node, database, capture)
     with database.connect() as connection, working(busy(connection, rows)):
         ids = []
-        for attempt in range(3):
+        topic = f"{database.name}.public.accounts"
+        for _ in range(3):
+            before = log.end(topic)
             capture.start()
+            wait_until(lambda before=before: log.end(topic) > before, "the first rows of the large table")
             ids.append(log.wait_for_snapshots("public.small")["public.small"].id)
-            time.sleep(0.2 * attempt)
             capture.kill()
         log.capture = None
         assert set(log.snapshots()) == {"public.small"}, "the large table was to be unfinished"

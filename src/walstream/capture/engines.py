@@ -6,8 +6,9 @@ only when the log knows nothing of an older one: a slot made again cannot give w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psycopg
 
@@ -17,10 +18,12 @@ from walstream.capture.resuming import SourceState
 from walstream.capture.source import Source
 from walstream.capture.streaming import StreamingSource
 from walstream.config import Config, PostgresConfig
-from walstream.errors import PublicationMissing, RefusedError, SlotMissing
+from walstream.errors import ConnectionLost, PublicationMissing, RefusedError, SlotMissing
 from walstream.positions import ZERO, Lsn
 from walstream.postgres import catalogue
 from walstream.postgres.session import CreatedSlot, ReplicationSession, connect, named
+
+T = TypeVar("T")
 
 log = logs.get(__name__)
 
@@ -43,6 +46,30 @@ class SlotMaker:
     def close(self) -> None:
         """Let go of that moment."""
         self._session.close()
+
+
+class Questions:
+    """An ordinary session for questions, far between: one that was lost meanwhile is made again."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def ask(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Return the answer. Raises ConnectionLost, UnreachableError."""
+        if self._connection is not None:
+            try:
+                return question(self._connection)
+            except ConnectionLost:
+                self.close()
+        self._connection = connect(self._dsn)
+        return question(self._connection)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class Opened(NamedTuple):

@@ -90,6 +90,6 @@ class Log:
         self._reader.close()
 
     def _check(self, base: Point) -> None:
-        facts = self._topics.facts(base.topic_ids)
+        facts = self._topics.check_data(base.topic_ids)
         there = [partition for partition in base.next if partition.topic in facts]
         check_log(base, self._topics.ends(there), {name: fact.id for name, fact in facts.items()})

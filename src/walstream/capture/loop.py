@@ -120,6 +120,8 @@ class Loop:
                 self._write(transaction)
             last = batch.transactions[-1]
             self._end_group(batch.last_lsn, last.xid, last.commit_time_us)
+            if batch.change_count < self._limit:
+                self._sink.hurry()
         elif batch.last_lsn > self._ended_lsn and time.monotonic() >= self._idle_point_s:
             self._idle_point_s = time.monotonic() + IDLE_POINT_INTERVAL_S
             self._end_group(batch.last_lsn)

@@ -7,11 +7,13 @@ while a point, with which a whole group waits, goes at once and over a connectio
     enable.gapless.guarantee      a batch that fails for good ends the producer, it does not leave a hole
     message.timeout.ms = 0        never: a row given up on would be a hole that the guarantee does not cover. A log that
                                   stays away is noticed by the sink, which gives up as a whole
-    few requests in flight        while one is on its way the next batch grows: fast when idle, large when busy
+    linger.ms                     rows wait for company while more are coming, and not when the source has paused: then
+                                  `hurry` sends them at once
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +26,9 @@ from walstream.capture.topics import MESSAGE_BYTES_MAX
 from walstream.errors import DeliveryFailed, UnreachableError, WalstreamError
 
 POLL_S: Final = 0.2
+FLUSH_S_MAX: Final = 2.0
+HURRY_S: Final = 0.001
+"""Long enough for librdkafka's thread to notice; with less it does not."""
 
 QUEUE_MESSAGES_MAX: Final = 50_000
 QUEUE_KIB_MAX: Final = 32 * 1024
@@ -42,10 +47,9 @@ _DURABLE: Final[Mapping[str, Any]] = {
 }
 ROWS: Final[Mapping[str, Any]] = {
     **_DURABLE,
-    "linger.ms": 1,
+    "linger.ms": 10,
     "batch.size": 1_000_000,
     "batch.num.messages": 10_000,
-    "max.in.flight.requests.per.connection": 2,
 }
 POINTS: Final[Mapping[str, Any]] = {**_DURABLE, "linger.ms": 0}
 
@@ -136,12 +140,22 @@ class PolledProducer:
         reason = f" ({self.reason})" if self.reason else ""
         return UnreachableError(f"The log at {self._address.bootstrap} does not answer{reason}: {what}.")
 
+    def hurry(self) -> None:
+        """Send what waits for company, without waiting for its delivery."""
+        # What a producer does not survive is heard by the thread that polls it.
+        with contextlib.suppress(KafkaException):
+            self.producer.flush(HURRY_S)
+
     def close(self) -> None:
         """End the thread and forget what was not delivered; should it arrive all the same, it is void."""
         self._is_closed = True
         self._thread.join()
-        self.producer.purge()
-        self.producer.poll(0)
+        # Forgetting counts as a failure for a producer without gaps, and this is its end anyway.
+        with contextlib.suppress(KafkaException):
+            if self._failure.error is None:
+                self.producer.flush(FLUSH_S_MAX)
+            self.producer.purge()
+            self.producer.poll(0)
 
     def _poll(self) -> None:
         poll = self.producer.poll

@@ -122,6 +122,10 @@ class RowWriter:
             assert held is not None, "a touched partition holds a row back"
             self._produce((*held[:_REPORT], report(slot.partition), *held[_REPORT + 1 :]))
 
+    def hurry(self) -> None:
+        """Send what waits for company: nothing more comes for now."""
+        self.polled.hurry()
+
     def close(self) -> None:
         """Stop."""
         self.polled.close()

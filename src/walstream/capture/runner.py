@@ -18,7 +18,7 @@ from typing import Any, Final
 import psycopg
 
 from walstream import logs
-from walstream.capture.engines import ResumableSource, SlotMaker, ensure_slot, open_source
+from walstream.capture.engines import Questions, ResumableSource, SlotMaker, ensure_slot, open_source
 from walstream.capture.envelope import HEARTBEAT_PREFIX, Renderer
 from walstream.capture.generations import Log, instance_name
 from walstream.capture.kafka import LogAddress
@@ -37,7 +37,7 @@ from walstream.positions import Lsn
 from walstream.postgres import address as postgres_address
 from walstream.postgres.messages import Relation
 from walstream.postgres.relations import RelationInfo
-from walstream.postgres.session import connect, named
+from walstream.postgres.session import named
 
 FAILED_DRAIN_S: Final = 5.0
 BACKOFF_S: Final = (0.5, 10.0)
@@ -135,12 +135,13 @@ class Generation:
     def begin(self, display: MakeDisplay, on_look: OnLook | None) -> Loop:
         """Write the first point and begin everything that goes on beside the loop; return the loop."""
         capture, postgres = self._config.capture, self._config.source.postgres
-        connection = self._stack.enter_context(connect(self._dsn))
+        questions = Questions(self._dsn)
+        self._stack.callback(questions.close)
         schemas = Schemas(
             self._topics.names.schema,
             self.ledger.gen,
             read_schemas(self._address, self._topics),
-            connection,
+            questions,
             self.sink.write_now,
         )
         snapshot: Snapshot | None = None
@@ -172,7 +173,7 @@ class Generation:
             self.ledger,
             limit=postgres.batch_limit,
             snapshot=snapshot,
-            heartbeat=Heartbeat(capture.heartbeat_interval_ms / 1000, _beating(connection)),
+            heartbeat=Heartbeat(capture.heartbeat_interval_ms / 1000, _beating(questions)),
             dead_letter=self._topics.names.dead_letter if capture.on_decode_error == "dead_letter" else "",
         )
 
@@ -217,12 +218,12 @@ def _confirming(source: ResumableSource) -> Callable[[Lsn], None]:
     return confirm
 
 
-def _beating(connection: psycopg.Connection[Any]) -> Callable[[], None]:
-    def beat() -> None:
+def _beating(questions: Questions) -> Callable[[], None]:
+    def emit(session: psycopg.Connection[Any]) -> None:
         with named("writing a heartbeat"):
-            connection.execute("select pg_catalog.pg_logical_emit_message(false, %s, '')", [HEARTBEAT_PREFIX])
+            session.execute("select pg_catalog.pg_logical_emit_message(false, %s, '')", [HEARTBEAT_PREFIX])
 
-    return beat
+    return lambda: questions.ask(emit)
 
 
 def _settle(sink: Sink, error: WalstreamError) -> None:

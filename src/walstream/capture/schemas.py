@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
-
-import psycopg
 
 from walstream import logs
+from walstream.capture.engines import Questions
 from walstream.capture.generations import WriteNow
 from walstream.capture.kafka import LogAddress
 from walstream.capture.reading import PartitionReader
@@ -32,14 +30,12 @@ log = logs.get(__name__)
 class Schemas:
     """The registry of one generation."""
 
-    def __init__(
-        self, topic: str, gen: int, known: list[RelationInfo], connection: psycopg.Connection[Any], write: WriteNow
-    ) -> None:
-        """Take what earlier generations wrote and an ordinary session for questions."""
+    def __init__(self, topic: str, gen: int, known: list[RelationInfo], questions: Questions, write: WriteNow) -> None:
+        """Take what earlier generations wrote, and whom to ask."""
         self.types = Types()
         self._topic = topic
         self._gen = gen
-        self._connection = connection
+        self._questions = questions
         self._write = write
         self._relations = Relations(known)
         self._written = {_name(info) for info in known}
@@ -48,8 +44,8 @@ class Schemas:
         """Return the version that a Relation message describes, written to the log if it is new."""
         unknown = self.types.unknown(column.type_oid for column in message.columns)
         if unknown:
-            self.types.learn(type_facts(self._connection, unknown))
-        facts = relation_facts(self._connection, [message.id]).get(message.id)
+            self.types.learn(self._questions.ask(lambda session: type_facts(session, unknown)))
+        facts = self._questions.ask(lambda session: relation_facts(session, [message.id])).get(message.id)
         info = self._relations.update(message, facts)
         if _name(info) not in self._written:
             self._write(self._topic, self._key(info), self._value(info))

@@ -108,6 +108,10 @@ class Sink:
         self.points.add(group)
         self._rows.end(lane, lambda partition: partial(self.points.delivered, group, partition))
 
+    def hurry(self) -> None:
+        """Say that nothing more comes for now: rows need not wait for company."""
+        self._rows.hurry()
+
     @property
     def is_full(self) -> bool:
         """Whether rows that need not come now had better wait."""
@@ -128,6 +132,7 @@ class Sink:
 
     def drain(self, timeout_s: float = DRAIN_S_MAX) -> None:
         """Wait until every group that was closed is durable, with its point."""
+        self.hurry()
         late = partial(self._rows.polled.silent, "the last rows are not durable")
         self.failure.wait(lambda: self.is_idle, timeout_s, late, self._tend)
 

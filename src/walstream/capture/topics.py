@@ -97,6 +97,8 @@ class Topics:
         self._partitions = partitions
         self._admin: AdminClient | None = None
         self._commits_retention_ms = -1
+        self._checked: dict[str, TopicFacts] = {}
+        self._met: set[str] = set()
 
     @property
     def admin(self) -> AdminClient:
@@ -105,35 +107,36 @@ class Topics:
             self._admin = self._address.admin()
         return self._admin
 
-    def prepare(self, written: Iterable[str] = ()) -> None:
-        """Create what is missing of the internal topics and check everything; `written` are topics known to hold rows.
-
-        Raises LogUnfit, UnreachableError.
-        """
+    def prepare(self) -> None:
+        """Create what is missing of the internal topics and check them. Raises LogUnfit, UnreachableError."""
         names = self.names
-        with self._address.translated():
-            there = set(self.admin.list_topics(timeout=TIMEOUT_S).topics)
-        for topic, settings in ((names.commits, COMMITS), (names.schema, COMPACTED), (names.status, COMPACTED)):
+        wanted = {names.commits: COMMITS, names.schema: COMPACTED, names.status: COMPACTED}
+        there = self.facts(wanted)
+        for topic, settings in wanted.items():
             if topic not in there:
                 self._create(topic, 1, settings)
-        data = {topic for topic in there if topic.startswith(f"{names.prefix}.")} | (set(written) & there)
-        settings_of = self._settings(names.internal | data)
+        settings_of = self._settings(wanted)
         self._check_commits(settings_of[names.commits])
         for topic in (names.schema, names.status):
             if "compact" not in settings_of[topic].get("cleanup.policy", ""):
                 raise LogUnfit(
                     f"{topic} is not compacted.", f"walstream topic alter {topic} --set cleanup.policy=compact"
                 )
-        for topic in sorted(data - names.internal):
-            self._check_data(topic, settings_of[topic])
+
+    def check_data(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
+        """Check topics that hold rows, and return those that are there. Raises LogUnfit."""
+        found = self.facts(topics)
+        for topic, settings in self._settings(found).items():
+            self._check_data(topic, settings)
+        self._checked |= found
+        return found
 
     def data(self, topic: str) -> TopicFacts:
-        """Return a topic for rows, created when it is missing. Raises LogUnfit."""
-        facts = self.facts([topic]).get(topic)
+        """Return a topic for rows, created when it is missing and checked once. Raises LogUnfit."""
+        facts = self._checked.get(topic) or self.check_data([topic]).get(topic)
         if facts is None:
             self._create(topic, self._partitions, DATA)
-            facts = self.facts([topic])[topic]
-            self._check_data(topic, self._settings([topic])[topic])
+            facts = self.check_data([topic])[topic]
         return facts
 
     def facts(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
@@ -162,11 +165,18 @@ class Topics:
         request = {KafkaPartition(*partition): which for partition in partitions}
         if not request:
             return {}
+        self._meet({partition.topic for partition in request})
         futures = self.admin.list_offsets(request, request_timeout=TIMEOUT_S)
         return {
             TopicPartition(asked.topic, asked.partition): self._address.wait(future, f"{asked.topic}").offset
             for asked, future in futures.items()
         }
+
+    def _meet(self, topics: set[str]) -> None:
+        """Have the client know who leads these topics: asked for offsets, it may wait 3 s before it looks again."""
+        if not topics <= self._met:
+            with self._address.translated():
+                self._met |= set(self.admin.list_topics(timeout=TIMEOUT_S).topics)
 
     def _create(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
         new = NewTopic(topic, partitions, config=dict(settings))
@@ -177,7 +187,9 @@ class Topics:
             return
 
     def _settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-        resources: list[ConfigResource] = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        if not resources:
+            return {}
         futures = self.admin.describe_configs(resources, request_timeout=TIMEOUT_S)
         return {
             resource.name: {name: _value(entry) for name, entry in self._address.wait(future, resource.name).items()}
