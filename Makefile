@@ -67,7 +67,7 @@ venv: $(READY) ## build the virtual environment (the other targets do it by them
 .PHONY: lock
 lock: $(READY) ## choose the newest dependencies that pyproject.toml allows and write requirements.lock
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
-		--no-emit-index-url --no-emit-find-links --group dev --output-file requirements.lock pyproject.toml
+		--no-emit-index-url --no-emit-find-links --group dev --extra spark --output-file requirements.lock pyproject.toml
 
 .PHONY: java
 java: ## look for Java, which Spark will need, and install it when root
