@@ -57,6 +57,10 @@ docs: $(READY) ## write the pages that are generated: docs/configuration.md
 bench-log: $(READY) ## measure produce, fetch and acknowledgement latency next to this machine's limits
 	$(BIN)/python bench/log.py
 
+.PHONY: bench-capture
+bench-capture: $(READY) ## measure capture next to pg_recvlogical, its latency at a steady pace, its memory
+	$(BIN)/python bench/capture.py
+
 .PHONY: bench-fsync
 bench-fsync: $(READY) ## measure what fsync costs from 1 to 512 partitions per flush
 	$(BIN)/python bench/fsync.py

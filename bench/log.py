@@ -28,17 +28,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bare import Connection, address_of, one_record_batch
+from pace import RATE_PER_S, Moment, PacedSync, Samples, lateness_ms, on_schedule
+from processes import memory_of, processor_seconds
 from report import Target, alone, finish, quantile, stolen_s, table
 
 SIZES = {"100b": (100, 3_000_000), "1kb": (1000, 600_000)}
@@ -46,7 +47,6 @@ SIZES = {"100b": (100, 3_000_000), "1kb": (1000, 600_000)}
 CHUNK = 10_000
 FLUSH_BYTES = 8 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
-RATE_PER_S = 1000
 LATENCY_VALUE_BYTES = 100
 MB = 1_000_000
 
@@ -181,47 +181,6 @@ def fetch_confluent(bootstrap: str, topic: str) -> tuple[float, int]:
     return size_bytes / elapsed, records
 
 
-lateness_ms: list[float] = []
-"""How late each scheduled action began: what the machine, not the server, adds to a client's day."""
-
-
-class Moment(NamedTuple):
-    """When something was to begin, and when it did."""
-
-    due: float
-    begun: float
-
-
-class Samples:
-    """How long things took, from when they were due and from when they began."""
-
-    def __init__(self) -> None:
-        self.due_ms: list[float] = []
-        self.begun_ms: list[float] = []
-
-    def end(self, moment: Moment) -> None:
-        now = time.perf_counter()
-        self.due_ms.append((now - moment.due) * 1000)
-        self.begun_ms.append((now - moment.begun) * 1000)
-
-    def clear(self) -> None:
-        self.due_ms.clear()
-        self.begun_ms.clear()
-
-
-def on_schedule(seconds: float, action: Callable[[Moment], None]) -> None:
-    """Call the action at the fixed rate, or at once when it is late already."""
-    start = time.perf_counter()
-    for number in range(int(seconds * RATE_PER_S)):
-        due = start + number / RATE_PER_S
-        wait = due - time.perf_counter()
-        if wait > 0:
-            time.sleep(wait)
-        begun = time.perf_counter()
-        lateness_ms.append((begun - due) * 1000)
-        action(Moment(due, begun))
-
-
 class PacedClient:
     """The stock producer, asked to send one record at a time, each as soon as it is given."""
 
@@ -283,49 +242,6 @@ class PacedBare:
         reader.start()
         on_schedule(seconds, send)
         reader.join()
-
-
-class PacedSync:
-    """The limit of both: append the same bytes to a file and sync it, what is due by then at once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.samples = Samples()
-        self.path = folder / "paced.log"
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.batch = one_record_batch(os.urandom(LATENCY_VALUE_BYTES))
-
-    def run(self, seconds: float) -> None:
-        start = time.perf_counter()
-        waiting = deque(start + number / RATE_PER_S for number in range(int(seconds * RATE_PER_S)))
-        while waiting:
-            time.sleep(max(0.0, waiting[0] - time.perf_counter()))
-            begun = time.perf_counter()
-            moments = []
-            while waiting and waiting[0] <= begun:
-                moments.append(Moment(waiting.popleft(), begun))
-            os.writev(self.descriptor, [self.batch] * len(moments))
-            os.fdatasync(self.descriptor)
-            for moment in moments:
-                self.samples.end(moment)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-        self.path.unlink()
-
-
-def memory_of(pid: int) -> dict[str, float]:
-    """Return the node's memory in MB: resident now, the most it ever was, and what of it is not file cache."""
-    found = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "VmHWM", "RssAnon"):
-            found[name] = int(value.split()[0]) * 1024 / MB
-    return found
-
-
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Report:
@@ -426,7 +342,8 @@ def bench_latency(report: Report, bootstrap: str, folder: Path, slices: int) -> 
     """Measure acknowledgements at a steady pace in turns with the bare sync, a second each."""
     topic = f"bench-{run_id}-latency"
     create_topic(bootstrap, topic)
-    client, bare, sync = PacedClient(bootstrap, topic), PacedBare(bootstrap, topic), PacedSync(folder)
+    client, bare = PacedClient(bootstrap, topic), PacedBare(bootstrap, topic)
+    sync = PacedSync(folder, bare.batch)
     turns = {"ack": client, "ack_bare": bare, "fdatasync": sync}
     for paced in turns.values():
         paced.run(0.5)
