@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from walstream.capture.commit_points import OpenRecord, Origin, Point
+from walstream.capture.commit_points import OpenRecord, Origin, Point, TableSnapshot
 from walstream.capture.resuming import SourceState, check_log, resume
 from walstream.error_codes import codes
 from walstream.errors import HistoryForked, LogLost, SourceForgot
@@ -72,6 +74,17 @@ def test_a_new_epoch_begins_at_the_slot_and_keeps_what_is_in_the_log() -> None:
     base = resume(LAST, None, source(50, system="7002"), new_epoch=True)
     assert (base.source_epoch, base.end_lsn) == (3, 50)
     assert (base.next, base.rows_total, base.bytes_total, base.snapshots) == (LAST.next, 50, 500, {})
+
+
+def test_a_partition_with_nothing_but_rows_of_a_snapshot_must_have_them() -> None:
+    only_snapshot = TopicPartition("w.c", 1)
+    finished = TableSnapshot("public", "c", "s1", "0/A", rows=7, next={"w.c-1": 7, "w.a-0": 3})
+    last = replace(LAST, snapshots={("public", "c"): finished})
+    ids = {"w.a": "x", "w.b": "y"}
+    assert last.ends == {A: 10, B: 4, only_snapshot: 7}
+    check_log(last, {A: 10, B: 4, only_snapshot: 7}, ids)
+    with pytest.raises(LogLost, match=r"w.c-1 ends at offset 6; the last commit point says 7"):
+        check_log(last, {A: 10, B: 4, only_snapshot: 6}, ids)
 
 
 def test_a_log_that_has_everything_passes() -> None:

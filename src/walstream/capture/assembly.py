@@ -120,14 +120,15 @@ class Assembly:
 
     def finish(self, head: Sequence[bytes], tail: Sequence[bytes]) -> tuple[Rows, int]:
         """Return the surviving messages between a head and a tail of descriptions, and how many are changes."""
+        if len(self._runs) == 1 and self._file is None and not head and not tail:
+            only = self._runs[0]
+            return only.rows, len(only.rows) - only.descriptions
         changes = sum(len(run.rows) - run.descriptions for run in self._runs)
         if self._file is not None:
             self._file.flush()
             count, descriptions = self._file.count(self._aborted)
             rest = [*chain.from_iterable(run.rows for run in self._runs), *tail]
             return SpilledRows(self._file, self._aborted, count, head, rest), changes + count - descriptions
-        if len(self._runs) == 1 and not head and not tail:
-            return self._runs[0].rows, changes
         return [*head, *chain.from_iterable(run.rows for run in self._runs), *tail], changes
 
     def release(self) -> None:

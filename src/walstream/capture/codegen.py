@@ -23,6 +23,7 @@ import re
 from binascii import a2b_hex, b2a_base64
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from struct import Struct
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -137,6 +138,54 @@ def copy_function(
     return _row_function(source, new.names, pattern, targets, otherwise)
 
 
+def walking_function(table: Table, targets: Sequence[Target], otherwise: RowFunction) -> RowFunction:
+    """Generate the function for messages with one new tuple, whichever of its columns are null.
+
+    It reads column by column: slower than an expression, and right for all combinations of nulls. Columns that were not
+    sent, and what is no row, go to `otherwise`.
+    """
+    give_up = "return otherwise(data, context, seq)"
+    head = b"N" + len(table.columns).to_bytes(2)
+    lines = [
+        "def render(data, context, seq):",
+        f"    if data[{FIRST_PART}:{FIRST_PART + len(head)}] != {head!r}:",
+        f"        {give_up}",
+        f"    at = {FIRST_PART + len(head)}",
+        *(["    tenant = None"] if table.tenant is not None else []),
+    ]
+    for index, (_, type_info) in enumerate(table.columns):
+        lines += [
+            "    kind = data[at]",
+            "    if kind == 116:",
+            "        start = at + 5",
+            "        at = start + length_at(data, at + 1)[0]",
+            "        value = data[start:at]",
+            *(["        tenant = value"] if index == table.tenant else []),
+            f"        new_{index} = {_WRITTEN.get(type_info.kind, f'convert_{index}(value)')}",
+            "    elif kind == 110:",
+            f"        new_{index} = b'null'",
+            "        at += 1",
+            "    else:",
+            f"        {give_up}",
+        ]
+    lines += ["    if at != len(data):", f"        {give_up}"]
+    written: _Written = ([b"null"], _walked(table, range(len(table.columns))), "context.end")
+    fixed = "context.headers if tenant is None else [('tenant', tenant), *context.headers]"
+    keys = [_join(_walked(table, target.key)) if target.key else "None" for target in targets]
+    lines += _record_lines(written, fixed if table.tenant is not None else "context.headers", keys)
+    names: dict[str, Any] = {f"convert_{index}": converter(known) for index, (_, known) in enumerate(table.columns)}
+    names |= {"is_unclean": is_unclean, "quoted": quoted, "length_at": Struct(">I").unpack_from, "otherwise": otherwise}
+    return _function("\n".join(lines), names | _topics(targets))
+
+
+def _walked(table: Table, chosen: Iterable[int]) -> list[bytes | str]:
+    """What to write for a JSON object of columns that are written already."""
+    pieces: list[bytes | str] = [b"{"]
+    for count, index in enumerate(chosen):
+        pieces += [_name_piece(table.columns[index].name, count), f"new_{index}"]
+    return [*pieces, b"}"]
+
+
 def _row_source(
     match: str,
     condition: str,
@@ -147,8 +196,6 @@ def _row_source(
     targets: Sequence[Target],
 ) -> str:
     """Write the source of a function; `keyed` is the tuple that tells key and tenant."""
-    before, after, end = written
-    pieces = [b'{"before":', *before, b',"after":', *after, "context.source", "number", end]
     lines = [
         "def render(data, context, seq):",
         f"    match = {match} if {condition} else None",
@@ -156,15 +203,24 @@ def _row_source(
         "        return otherwise(data, context, seq)",
         *([f"    {', '.join(groups)}, = match.groups()"] if groups else []),
         *([f"    if {' or '.join(checks)}:", "        return otherwise(data, context, seq)"] if checks else []),
+    ]
+    keys = [_join(keyed.object_pieces(target.key)) if target.key else "None" for target in targets]
+    return "\n".join([*lines, *_record_lines(written, keyed.fixed_headers(), keys)])
+
+
+def _record_lines(written: _Written, fixed: str, keys: Sequence[str]) -> list[str]:
+    """Write the end of a function: the record of each target, with its key."""
+    before, after, end = written
+    pieces = [b'{"before":', *before, b',"after":', *after, "context.source", "number", end]
+    return [
         f"    number = NUMBERS[seq] if seq < {len(NUMBERS)} else b'%d' % seq",
         f"    value = {_join(pieces)}",
-        f"    fixed = {keyed.fixed_headers()}",
-    ]
-    for count, target in enumerate(targets):
+        f"    fixed = {fixed}",
         # Every record gets a list of headers of its own.
-        key = _join(keyed.object_pieces(target.key)) if target.key else "None"
-        lines.append(f"    context.emit((TOPIC_{count}, value, {key}, [*fixed, ('seq', number)]))")
-    return "\n".join([*lines, "    return seq + 1", ""])
+        *(f"    context.emit((TOPIC_{n}, value, {key}, [*fixed, ('seq', number)]))" for n, key in enumerate(keys)),
+        "    return seq + 1",
+        "",
+    ]
 
 
 def _message_pattern(tuples: Sequence[_Tuple]) -> bytes:
@@ -301,9 +357,12 @@ def _not_taken(_data: bytes, _context: Context, _seq: int) -> int:
 def _row_function(
     source: str, names: dict[str, Any], pattern: bytes, targets: Sequence[Target], otherwise: RowFunction | None
 ) -> RowFunction:
-    topics = {f"TOPIC_{count}": target.topic for count, target in enumerate(targets)}
     match = _expression(pattern).match
-    return _function(source, {**names, **topics, "MATCH": match, "otherwise": otherwise or _not_taken})
+    return _function(source, {**names, **_topics(targets), "MATCH": match, "otherwise": otherwise or _not_taken})
+
+
+def _topics(targets: Sequence[Target]) -> dict[str, str]:
+    return {f"TOPIC_{count}": target.topic for count, target in enumerate(targets)}
 
 
 def _function(source: str, names: dict[str, Any]) -> Callable[..., Any]:

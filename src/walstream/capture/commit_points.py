@@ -61,6 +61,8 @@ class TableSnapshot(msgspec.Struct, frozen=True):
     identity: str = ""
     """What the table was to the publication then, in words of the snapshot's own."""
     rows: int = 0
+    next: dict[str, int] = {}
+    """Of a finished one: where its rows end in each partition, some of which hold nothing else."""
 
 
 class PointRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="point", omit_defaults=True):
@@ -182,6 +184,15 @@ class Point:
     origin: Origin | None = None
     is_baseline: bool = False
     """The first point after the beginning of the topic was removed: its own rows cannot be told from others."""
+
+    @property
+    def ends(self) -> Vector:
+        """Where each partition ends at least: the stream's rows, and those of finished snapshots."""
+        ends = dict(self.next)
+        for snapshot in self.snapshots.values():
+            for partition, offset in partitions(snapshot.next).items():
+                ends[partition] = max(offset, ends.get(partition, 0))
+        return ends
 
     @property
     def rows(self) -> int:

@@ -91,5 +91,5 @@ class Log:
 
     def _check(self, base: Point) -> None:
         facts = self._topics.check_data(base.topic_ids)
-        there = [partition for partition in base.next if partition.topic in facts]
+        there = [partition for partition in base.ends if partition.topic in facts]
         check_log(base, self._topics.ends(there), {name: fact.id for name, fact in facts.items()})

@@ -118,7 +118,7 @@ class Ledger:
         self._advance(written.last, rows, stop)
         self.rows_total += sum(rows.values())
         self.bytes_total += written.bytes
-        snapshot = msgspec.structs.replace(snapshot, rows=sum(rows.values()))
+        snapshot = msgspec.structs.replace(snapshot, rows=sum(rows.values()), next=texts(stop))
         self.snapshots[snapshot.schema, snapshot.table] = snapshot
         return SnapshotRecord(
             self.gen,

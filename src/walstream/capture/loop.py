@@ -3,12 +3,13 @@
 Owns what happens between receiving and handing over; refuses to know how source and sink came about. Invariants: a
 batch is one group, so that a transaction is never divided between points; nothing is confirmed here, the sink does it.
 
-    receive a batch ─▶ render ─▶ hand over to the producer ─▶ close the group        this thread, never waiting for acks
+    receive a batch ─▶ render ─▶ hand over to the producer ─▶ close the group        this thread
     last rows durable ─▶ point ─▶ point durable ─▶ feedback                          the sink's threads
     status to the server twice a second                                              the source's thread
 
 So the server decodes, we render, the log syncs, all at once. What bounds it is the producer's queue: when that is full
-this thread waits, and the server hears from us all the same.
+this thread waits, and the server hears from us all the same. When little comes, this thread sends it and waits for it
+to arrive: what commits meanwhile is the next group, so that a group's cost is shared and nothing waits for a clock.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from walstream.errors import DecodeError, UnreachableError
 from walstream.positions import Lsn
 
 RECEIVE_S: Final = 0.2
+RECEIVE_MORE_S: Final = 0.002
+"""After a full batch more is expected; when none comes so soon, its rows need not wait for company."""
 RECEIVE_BESIDE_SNAPSHOT_S: Final = 0.002
 IDLE_POINT_INTERVAL_S: Final = 1.0
 """An idle server's WAL moves by itself; so often at most a point is written for nothing but that."""
@@ -99,6 +102,7 @@ class Loop:
         self._source_epoch = ledger.source_epoch
         self._ended_lsn = ledger.end_lsn
         self._idle_point_s = 0.0
+        self._waits_for_company = False
 
     def run(self, stop: Stop) -> None:
         """Stream until `stop` says so; then make everything durable that has been received whole."""
@@ -107,9 +111,10 @@ class Loop:
             self._sink.check()
             with self._source.receive_batch(self._limit, receive_s) as batch:
                 self._take(batch)
+            receive_s = RECEIVE_MORE_S if self._waits_for_company else RECEIVE_S
             if snapshot is not None:
                 moved = snapshot.pump()
-                receive_s = 0.0 if moved else RECEIVE_BESIDE_SNAPSHOT_S if snapshot.is_active else RECEIVE_S
+                receive_s = 0.0 if moved else RECEIVE_BESIDE_SNAPSHOT_S if snapshot.is_active else receive_s
             if self._heartbeat is not None:
                 self._heartbeat.tend()
         self._sink.drain()
@@ -120,11 +125,20 @@ class Loop:
                 self._write(transaction)
             last = batch.transactions[-1]
             self._end_group(batch.last_lsn, last.xid, last.commit_time_us)
-            if batch.change_count < self._limit:
-                self._sink.hurry()
-        elif batch.last_lsn > self._ended_lsn and time.monotonic() >= self._idle_point_s:
+            self._waits_for_company = True
+        if self._waits_for_company and batch.change_count < self._limit and not self._is_in_company:
+            self._waits_for_company = False
+            self._sink.hurry()
+        if batch.transactions:
+            return
+        if batch.last_lsn > self._ended_lsn and time.monotonic() >= self._idle_point_s:
             self._idle_point_s = time.monotonic() + IDLE_POINT_INTERVAL_S
             self._end_group(batch.last_lsn)
+
+    @property
+    def _is_in_company(self) -> bool:
+        """Whether many rows are on their way, of the stream or of a table: to wait for them would be to lose time."""
+        return self._sink.is_busy or (self._snapshot is not None and self._snapshot.is_active)
 
     def _end_group(self, end_lsn: Lsn, xid: int = 0, commit_time_us: int = 0) -> None:
         self._sink.end_group(end_lsn, xid, commit_time_us)

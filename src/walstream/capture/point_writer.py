@@ -57,6 +57,8 @@ class PointWriter:
         self._groups = Groups()
         self._ledger: Ledger | None = None
         self._point_since_s: float | None = None
+        self._newest: Group | None = None
+        self._arrived = threading.Event()
         self.polled = PolledProducer(address, POINTS, "points", failure, on_tick)
 
     @property
@@ -82,9 +84,12 @@ class PointWriter:
 
     def add(self, group: Group) -> None:
         """Take a group, before its last rows are sent."""
+        self._newest = group
+        self._arrived.clear()
         with self._lock:
             self._groups.add(group)
         if group.waiting == 0:
+            self._arrived.set()
             self._advance()
 
     def delivered(self, group: Group, partition: TopicPartition, error: KafkaError | None, message: Message) -> None:
@@ -95,7 +100,13 @@ class PointWriter:
         with self._lock:
             is_complete = group.delivered(partition, offset)
         if is_complete:
+            if group is self._newest:
+                self._arrived.set()
             self._advance()
+
+    def rows_arrived(self, timeout_s: float) -> bool:
+        """Wait for the rows of the last group, not for its point; return whether they are durable."""
+        return self._arrived.wait(timeout_s)
 
     def write_now(self, topic: str, key: bytes | None, value: bytes, timeout_s: float = WRITE_S_MAX) -> int:
         """Write one record of an internal topic, wait until it is durable and return its offset."""

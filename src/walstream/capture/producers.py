@@ -8,7 +8,9 @@ while a point, with which a whole group waits, goes at once and over a connectio
     message.timeout.ms = 0        never: a row given up on would be a hole that the guarantee does not cover. A log that
                                   stays away is noticed by the sink, which gives up as a whole
     linger.ms                     rows wait for company while more are coming, and not when the source has paused: then
-                                  `hurry` sends them at once
+                                  `hurry` sends them at once. librdkafka's thread spins while rows that have waited
+                                  long enough find more than four others of their partition on the way (on a busy
+                                  machine up to a third of a core), so this is longer than the log takes to answer
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ FLUSH_S_MAX: Final = 2.0
 HURRY_S: Final = 0.001
 """Long enough for librdkafka's thread to notice; with less it does not."""
 
-QUEUE_MESSAGES_MAX: Final = 50_000
+QUEUE_MESSAGES_MAX: Final = 20_000
 QUEUE_KIB_MAX: Final = 32 * 1024
-"""Rows that wait in librdkafka; a record with its headers costs about 700 bytes more than its value."""
+"""Rows that wait in librdkafka; a record with its headers costs about 700 bytes more than its value. That
+is a quarter of a second of work."""
 
 _DURABLE: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
@@ -47,7 +50,7 @@ _DURABLE: Final[Mapping[str, Any]] = {
 }
 ROWS: Final[Mapping[str, Any]] = {
     **_DURABLE,
-    "linger.ms": 10,
+    "linger.ms": 50,
     "batch.size": 1_000_000,
     "batch.num.messages": 10_000,
 }

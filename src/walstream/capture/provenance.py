@@ -104,11 +104,12 @@ class Moment:
 class Context:
     """A moment, an origin and an operation together: what each record of them begins and ends with."""
 
-    __slots__ = ("_moment", "_origin", "emit", "end", "headers", "op", "source")
+    __slots__ = ("_by_op", "_moment", "_origin", "emit", "end", "headers", "op", "source")
 
     def __init__(self, moment: Moment, origin: Origin, op: str) -> None:
         self._moment = moment
         self._origin = origin
+        self._by_op: dict[str, Context] = {}
         self.op = op
         self.emit = moment.emit
         self.source = origin.head + moment.middle
@@ -134,7 +135,10 @@ class Context:
 
     def with_op(self, op: str) -> Context:
         """Return the context of another operation on the same relation."""
-        return self.at(self._origin, op)
+        found = self._by_op.get(op)
+        if found is None:
+            found = self._by_op[op] = self.at(self._origin, op)
+        return found
 
     def at(self, origin: Origin, op: str) -> Context:
         """Return the context of another relation and operation at the same moment."""

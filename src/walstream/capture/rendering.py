@@ -30,6 +30,7 @@ from walstream.capture.codegen import (
     copy_function,
     message_function,
     object_function,
+    walking_function,
 )
 from walstream.capture.columns import converter
 from walstream.capture.escaping import quoted_name
@@ -121,7 +122,8 @@ class TableRenderer:
             parts = [Part(letters[at : at + 1], shape[size * at : size * (at + 1)]) for at in range(len(letters))]
             return message_function(self._table, parts, targets, otherwise)
 
-        learned = Learned(plainly, partial(self._shape, letters, targets), build)
+        otherwise = walking_function(self._table, targets, plainly) if letters == b"N" else plainly
+        learned = Learned(otherwise, partial(self._shape, letters, targets), build)
         first = bytes(size) if letters != b"K" else bytes(0 if i in self._table.identity else NULL for i in self._all)
         return build(first * len(letters) if letters != b"K" else first, learned)
 

@@ -64,7 +64,7 @@ def check_log(base: Point, ends: Mapping[TopicPartition, int], topic_ids: Mappin
             raise LogLost(f"The topic {topic} is gone, with rows that commit points speak of.", _NEW_EPOCH)
         if topic_ids[topic] != topic_id:
             raise LogLost(f"The topic {topic} was deleted and made again since its rows were written.", _NEW_EPOCH)
-    for partition, offset in base.next.items():
+    for partition, offset in base.ends.items():
         if ends.get(partition, 0) < offset:
             raise LogLost(
                 f"{partition} ends at offset {ends.get(partition, 0):,}; the last commit point says {offset:,}: "

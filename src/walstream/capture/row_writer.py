@@ -27,6 +27,12 @@ from walstream.positions import TopicPartition
 
 ROOM_S: Final = 0.005
 
+BUSY_ROWS: Final = 2_000
+
+HURRIES_MAX: Final = 20
+HURRY_AGAIN_S: Final = 0.005
+"""On a busy machine librdkafka's thread may sleep through a hurry; so long each, rows that hurry are waited for."""
+
 log = logs.get(__name__)
 
 _Held: TypeAlias = tuple[Any, ...]
@@ -88,6 +94,11 @@ class RowWriter:
         self.polled = PolledProducer(address, ROWS, "rows", failure)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether so many rows are on their way that they make whole requests."""
+        return len(self.polled) > BUSY_ROWS
+
+    @property
     def is_full(self) -> bool:
         """Whether rows that need not come now had better wait."""
         return len(self.polled) > QUEUE_MESSAGES_MAX // 2
@@ -122,9 +133,12 @@ class RowWriter:
             assert held is not None, "a touched partition holds a row back"
             self._produce((*held[:_REPORT], report(slot.partition), *held[_REPORT + 1 :]))
 
-    def hurry(self) -> None:
-        """Send what waits for company: nothing more comes for now."""
-        self.polled.hurry()
+    def hurry(self, arrived: Callable[[float], bool]) -> None:
+        """Send what waits for company and wait a moment until `arrived(timeout_s)` says that it is durable."""
+        for _ in range(HURRIES_MAX):
+            self.polled.hurry()
+            if arrived(HURRY_AGAIN_S):
+                return
 
     def close(self) -> None:
         """Stop."""

@@ -8,6 +8,7 @@ only, because nobody but the sink calls `send_feedback`; the first failure ends 
 from __future__ import annotations
 
 import contextlib
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -95,6 +96,10 @@ def run_generation(
     with ExitStack() as stack:
         generation = Generation(config, stop, stack, new_epoch=new_epoch)
         loop = generation.begin(display, on_look)
+        # What is there now stays: collections, which rows set off all the time, need not look at it again.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         try:
             loop.run(stop)
         except WalstreamError as error:

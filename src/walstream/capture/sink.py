@@ -109,8 +109,16 @@ class Sink:
         self._rows.end(lane, lambda partition: partial(self.points.delivered, group, partition))
 
     def hurry(self) -> None:
-        """Say that nothing more comes for now: rows need not wait for company."""
-        self._rows.hurry()
+        """Say that nothing more comes for now: rows need not wait for company. Waits for them, up to 0.1 s.
+
+        What comes meanwhile is the next group: few transactions travel alone, many together, without a rate to set.
+        """
+        self._rows.hurry(self.points.rows_arrived)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether so many rows are on their way that more of them are no news."""
+        return self._rows.is_busy
 
     @property
     def is_full(self) -> bool:
@@ -159,7 +167,9 @@ class Sink:
         lane.done = on_durable
         group = lane.group = Group(Written(ZERO, rows=lane.rows, bytes=lane.bytes), time.monotonic())
         self._rows.end(lane, lambda partition: partial(self._snapshot_delivered, lane, group, partition))
-        if not group.waiting:
+        if group.waiting:
+            self._rows.polled.hurry()
+        else:
             self._snapshot_complete(lane, group)
 
     def run_callbacks(self) -> None:

@@ -19,6 +19,7 @@ import select
 import threading
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, Self
 
@@ -46,6 +47,9 @@ FEEDBACK_INTERVAL_S: Final = 0.05
 
 LINGER_S: Final = 0.002
 """What is complete waits this long for more, when more is arriving, before it is handed out below the limit."""
+
+FEW_FRAMES: Final = 64
+"""Frames that take no time: when so few have come, nothing has come after them."""
 
 CLOSE_TIMEOUT_S: Final = 2.0
 """How long closing waits for the server to let go of the slot."""
@@ -111,7 +115,7 @@ class StreamingSource:
             now = time.monotonic()
             if assembler.ready:
                 handed_out_by = handed_out_by or now + LINGER_S
-                if not frames or now >= handed_out_by:
+                if len(frames) < FEW_FRAMES or now >= handed_out_by:
                     break
             elif now >= deadline:
                 break
@@ -168,7 +172,7 @@ class StreamingSource:
 
     def _take_in(self, frames: list[bytes]) -> None:
         last = frames[-1]
-        if any(frame[0] != XLOG_DATA_KIND for frame in frames):
+        if set(map(_kind, frames)) != _ONLY_XLOG_DATA:
             self._take_in_keepalives([frame for frame in frames if frame[0] == KEEPALIVE_KIND])
             frames = [frame for frame in frames if frame[0] == XLOG_DATA_KIND]
         self._assembler.feed(frames, XLOG_DATA_HEADER_BYTES)
@@ -204,6 +208,10 @@ class StreamingSource:
         written = max(self._sent, self._assembler.end_lsn, durable)
         with self._lock:
             self._stream.send(status_update(written, durable, durable, time.time_ns() // 1000))
+
+
+_kind = itemgetter(0)
+_ONLY_XLOG_DATA: Final = {XLOG_DATA_KIND}
 
 
 def _sent_at_us(frame: bytes) -> int:

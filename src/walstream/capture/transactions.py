@@ -237,7 +237,8 @@ class Assembler:
         described = assembly.described()
         head = list(self._handed_on.values()) if self._handed_on else ()
         rows, changes = assembly.finish(head, self._newer_than(described) if described else ())
-        self._learn(described)
+        if described:
+            self._learn(described)
         if changes == 0 or commit_lsn < self._start_lsn:
             # Nobody will read these rows, but the sender believes that we know what they describe.
             self._handed_on |= {subject: self._session[subject].data for subject in described}

@@ -47,7 +47,7 @@ from walstream.postgres.messages import (
     Unchanged,
     Value,
 )
-from walstream.postgres.protocol import unix_us
+from walstream.postgres.protocol import POSTGRES_EPOCH_US, unix_us
 
 __all__ = [
     "ROW_KINDS",
@@ -96,14 +96,22 @@ def decode(data: bytes, position: int = 0, *, in_stream: bool = False) -> Messag
     """Decode the message that begins at `position` and ends with `data`; rows are refused. Raises DecodeError."""
     if position >= len(data):
         raise DecodeError("A message without bytes.", data=bytes(data))
+    size = len(data) - position - 1
+    if data[position] == _BEGIN_KIND and size == _BEGIN.size:
+        # These two come with every transaction; what is too short or too long is told below.
+        commit_lsn, clock, xid = _BEGIN.unpack_from(data, position + 1)
+        return Begin(Lsn(commit_lsn), clock + POSTGRES_EPOCH_US, xid)
+    if data[position] == _COMMIT_KIND and size == _COMMIT.size:
+        commit_lsn, end_lsn, clock = _COMMIT.unpack_from(data, position + 1)
+        return Commit(Lsn(commit_lsn), Lsn(end_lsn), clock + POSTGRES_EPOCH_US)
     reader = _DECODERS.get(data[position])
     if reader is None:
         what = "rows are for decode_row" if data[position] in ROW_KINDS else "no kind that pgoutput has"
         raise DecodeError(f"Kind {data[position : position + 1]!r}: {what}.", data=bytes(data))
     try:
         scan = _Scan(data, position + 1)
-        xid = scan.uint32() if in_stream and data[position] in STREAMED_KINDS else None
-        message = reader(scan, xid)
+        stream_xid = scan.uint32() if in_stream and data[position] in STREAMED_KINDS else None
+        message = reader(scan, stream_xid)
     except (struct.error, ValueError, IndexError) as error:
         raise _unreadable(data, position, str(error)) from None
     if scan.position != len(data):
@@ -227,6 +235,10 @@ _UINT32 = struct.Struct(">I")
 _INT32 = struct.Struct(">i")
 _UINT64 = struct.Struct(">Q")
 _INT64 = struct.Struct(">q")
+_BEGIN = struct.Struct(">QqI")
+_COMMIT = struct.Struct(">xQQq")
+_BEGIN_KIND: Final = ord("B")
+_COMMIT_KIND: Final = ord("C")
 
 
 def _begin(scan: _Scan, _: int | None) -> Begin:
