@@ -12,7 +12,9 @@ compacted and keeps its records at least as long as every data topic keeps its o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -22,11 +24,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from confluent_kafka.cimpl import NewTopic
 
 from walstream.capture.kafka import TIMEOUT_S, LogAddress
-from walstream.errors import LogUnfit, TopicExists
+from walstream.errors import LogUnfit, TopicExists, UnknownTopic, UnreachableError
 from walstream.positions import TopicPartition
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest record of a topic that capture creates: a row is one record, and rows can be large."""
+
+POLL_S: Final = 0.02
 
 # The leader's clock decides what retention removes, not the time of the commit, which may be long ago in a backlog;
 # the time of the commit stays in the record's own timestamp.
@@ -181,10 +185,19 @@ class Topics:
     def _create(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
         new = NewTopic(topic, partitions, config=dict(settings))
         future = self.admin.create_topics([new], request_timeout=TIMEOUT_S)[topic]
-        try:
+        with suppress(TopicExists):
             self._address.wait(future, f"Creating the topic {topic}")
-        except TopicExists:
-            return
+        self._wait_for(topic)
+
+    def _wait_for(self, topic: str) -> None:
+        """Wait until a topic that was created is known: brokers of Apache Kafka learn of it a moment later."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            with suppress(UnknownTopic):
+                if self.facts([topic]):
+                    return
+            time.sleep(POLL_S)
+        raise UnreachableError(f"The topic {topic} was created, and the log does not know it.")
 
     def _settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
