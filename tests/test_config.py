@@ -14,6 +14,7 @@ from walstream.config import (
     AclRule,
     Config,
     StreamRule,
+    TableRule,
     allowed,
     environment_name,
     fields,
@@ -134,7 +135,33 @@ class TestNestedSections:
 
     def test_sections_and_lists_of_tables_are_found_in_the_models(self) -> None:
         assert {"node", "source", "source.postgres", "capture", "capture.security"} <= {name for name, _ in sections()}
-        assert rules() == {"security.acls": AclRule, "streams": StreamRule}
+        assert rules() == {"security.acls": AclRule, "pipeline.tables": TableRule, "streams": StreamRule}
+
+
+class TestPipelineTables:
+    def test_each_has_a_section_of_its_own(self, tmp_path: Path) -> None:
+        text = """
+        [pipeline.tables."public.orders"]
+        mode = "history"
+        strings = ["at"]
+        [pipeline.tables."a.b.c"]
+        mode = "append"
+        """
+        tables = load(write(tmp_path, text)).config.pipeline.tables
+        assert tables == {
+            "public.orders": TableRule(mode="history", strings=("at",)),
+            "a.b.c": TableRule(mode="append"),
+        }
+        given = '{"public.orders": {"mode": "history"}}'
+        assert (
+            load(environ={"WALSTREAM_PIPELINE__TABLES": given}).config.pipeline.tables["public.orders"].mode
+            == "history"
+        )
+        assert "mode" in refuse(pipeline__tables={"public.orders": {"mode": "mirorr"}}).message
+
+    def test_settings_of_spark_keep_their_dots(self, tmp_path: Path) -> None:
+        text = '[pipeline.settings]\n"spark.executor.memory" = "4g"\n'
+        assert load(write(tmp_path, text)).config.pipeline.settings == {"spark.executor.memory": "4g"}
 
 
 class TestStreams:
@@ -256,7 +283,19 @@ class TestReference:
             assert allowed(name), name
 
     def test_numbers_have_their_unit_in_the_name(self) -> None:
-        counted = ("_bytes", "_ms", "_max", "_min", "_id", "partitions", "_workers", "_limit", ".port")
+        counted = (
+            "_bytes",
+            "_ms",
+            "_minutes",
+            "_hours",
+            "_max",
+            "_min",
+            "_id",
+            "partitions",
+            "_workers",
+            "_limit",
+            ".port",
+        )
         for name, field in fields():
             if field.annotation is int:
                 assert name.endswith(counted), name
@@ -270,6 +309,7 @@ class TestReference:
         assert (show(5432), show(1048576)) == ("5432", "1_048_576")
         assert show('a"b\\c') == r'"a\"b\\c"'
         assert show({"ann": "x"}) == '{ann = "x"}'
+        assert show({"public.orders": 1}) == '{"public.orders" = 1}'
         assert show(("a", "b")) == '["a", "b"]'
 
 
@@ -281,7 +321,7 @@ class TestTemplate:
         text = re.sub(r"^# (\[|[a-z_]+ = )", r"\1", template(load()), flags=re.MULTILINE)
         for name, rule in rules().items():
             # One rule of each list is shown, with nothing for what has no default; the empty list is there too.
-            text = text.replace(f"{name.split('.')[-1]} = []\n", "", 1)
+            text = re.sub(rf"^{name.split('.')[-1]} = (\[\]|{{}})\n", "", text, count=1, flags=re.MULTILINE)
             for key, field in rule.model_fields.items():
                 assert f"{key} = " in text
                 assert field.description
@@ -294,7 +334,13 @@ class TestTemplate:
                 assert found == (list(field.default) if isinstance(field.default, tuple) else field.default), name
 
     def test_what_was_changed_is_set(self, tmp_path: Path) -> None:
-        overrides = {"source.postgres.database": 'a "quoted" name', "capture.partitions": 3, "streams": [STREAM]}
+        overrides = {
+            "source.postgres.database": 'a "quoted" name',
+            "capture.partitions": 3,
+            "pipeline.tables": {"public.orders": {"mode": "append"}},
+            "pipeline.settings": {"spark.executor.memory": "4g"},
+            "streams": [STREAM],
+        }
         changed = load(overrides=overrides)
         again = load(write(tmp_path, template(changed)))
         assert again.config == changed.config

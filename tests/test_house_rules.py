@@ -62,6 +62,18 @@ SANS_IO = (
     "walstream/capture/rendering.py",
     "walstream/capture/shapes.py",
     "walstream/capture/streams.py",
+    "walstream/spark/admission.py",
+    "walstream/spark/batches.py",
+    "walstream/spark/decoding.py",
+    "walstream/spark/layouts.py",
+    "walstream/spark/offsets.py",
+    "walstream/spark/options.py",
+    "walstream/spark/planning.py",
+    "walstream/spark/rowwise.py",
+    "walstream/spark/rule.py",
+    "walstream/spark/types.py",
+    "walstream/spark/values.py",
+    "walstream/spark/warehouse.py",
 )
 IO = {"asyncio", "socket", "time", "random", "threading", "os"}
 

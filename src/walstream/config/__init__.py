@@ -7,6 +7,8 @@ their docstrings, and so is the file that `walstream init` writes.
     section.py   what all sections share
     node.py      [node] [log] [limits] [security]
     capture.py   [source.postgres] [capture] [[streams]]
+    pipeline.py  [pipeline], and what differs for single tables
+    replica.py   [pipeline.replica]
     loading.py   the whole, and how the sources are merged into it
     reference.py the configuration in words
 
@@ -50,6 +52,8 @@ from walstream.config.node import (
     ResourceKind,
     SecurityConfig,
 )
+from walstream.config.pipeline import PipelineConfig, TableMode, TableRule
+from walstream.config.replica import ReplicaConfig
 from walstream.config.section import Section
 
 __all__ = [
@@ -68,7 +72,9 @@ __all__ = [
     "NodeConfig",
     "Operation",
     "Origin",
+    "PipelineConfig",
     "PostgresConfig",
+    "ReplicaConfig",
     "ResourceKind",
     "RowFormat",
     "RowOperation",
@@ -76,6 +82,8 @@ __all__ = [
     "SecurityConfig",
     "SourceConfig",
     "StreamRule",
+    "TableMode",
+    "TableRule",
     "allowed",
     "environment_name",
     "fields",

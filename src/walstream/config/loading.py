@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from walstream.config.capture import CaptureConfig, SourceConfig, StreamRule
 from walstream.config.node import LimitsConfig, LogConfig, NodeConfig, SecurityConfig
+from walstream.config.pipeline import PipelineConfig
 from walstream.config.reference import accepts, file, page
 from walstream.config.section import Section
 from walstream.errors import ConfigError
@@ -42,6 +43,7 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     source: SourceConfig = SourceConfig()
     capture: CaptureConfig = CaptureConfig()
+    pipeline: PipelineConfig = PipelineConfig()
 
     streams: tuple[StreamRule, ...] = ()
     """Which rows go to which topic, as `[[streams]]` tables. Empty: each table has a topic of its own."""
@@ -75,13 +77,13 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _rule_of(field: FieldInfo) -> type[Section] | None:
-    """Return the model of a list of tables."""
+    """Return the model of a list of tables, or of tables by name."""
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
     return kinds[0] if kinds else None
 
 
 def rules() -> dict[str, type[Section]]:
-    """Return the model of each list of tables, by the dotted name of the list."""
+    """Return the model of each list of tables, and of tables by name, by its dotted name."""
     return {name: rule for name, field in fields() if (rule := _rule_of(field))}
 
 
@@ -307,10 +309,17 @@ def _headed() -> dict[str, type[Section]]:
     headed: dict[str, type[Section]] = {}
     for path, model in sections():
         lists = {
-            f"{path}.{key}".lstrip("."): rule for key, field in model.model_fields.items() if (rule := _rule_of(field))
+            _heading(f"{path}.{key}", field): rule
+            for key, field in model.model_fields.items()
+            if (rule := _rule_of(field))
         }
         if path and any(not _section_of(field) for field in model.model_fields.values()):
             headed[f"[{path}]"] = model
-            headed |= {f"[[{name}]]": rule for name, rule in lists.items()}
+            headed |= lists
     # Lists outside any section are the last, because nothing but tables can follow them.
     return headed | {f"[[{name}]]": rule for name, rule in rules().items() if "." not in name}
+
+
+def _heading(name: str, field: FieldInfo) -> str:
+    """Return how TOML heads a table of a list, or one that has a name."""
+    return f'[{name}."schema.table"]' if get_origin(field.annotation) is dict else f"[[{name}]]"

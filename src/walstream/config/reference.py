@@ -7,6 +7,7 @@ Knows how to describe a field, not which fields there are: they are handed in. A
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -47,6 +48,8 @@ def describe(schema: Mapping[str, Any]) -> str:
             return "list of tables"
         case "array":
             return f"list of {describe(schema['items'])}"
+        case "object" if "$ref" in schema.get("additionalProperties", {}):
+            return "tables by name"
         case "object":
             return "table of texts"
     if r":\d" in schema.get("pattern", ""):
@@ -65,8 +68,12 @@ def show(value: Any) -> str:
     if isinstance(value, BaseModel):
         return show(value.model_dump(exclude_defaults=True))
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(key)} = {show(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(show(item) for item in value) + "]"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else show(key)
 
 
 def accepts(model: type[BaseModel], key: str) -> str:
@@ -107,8 +114,8 @@ def file(headed: Mapping[str, type[BaseModel]], changed: Mapping[str, Any]) -> s
     parts = [FILE_INTRODUCTION]
     parts += [f"{name} = {show(value)}\n" for name, value in changed.items() if "." not in name]
     for heading, model in headed.items():
-        path, is_list = heading.strip("[]"), heading.startswith("[[")
-        parts.append(f"\n{_comment(model.__doc__ or '')}\n{'# ' if is_list else ''}{heading}\n")
+        path, is_example = heading.strip("[]"), heading.startswith("[[") or '"' in heading
+        parts.append(f"\n{_comment(model.__doc__ or '')}\n{'# ' if is_example else ''}{heading}\n")
         for key, field in model.model_fields.items():
             if isinstance(field.default, BaseModel):
                 continue  # a section of its own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from walstream.node.framing import Budget
     from walstream.node.groups.service import GroupService
     from walstream.node.sessions import Sessions
+    from walstream.spark.progress import Progress, TableView
 
 BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -233,6 +234,57 @@ class Exporter(Collector):
             starts.add_metric(names, log.log_start)
             sizes.add_metric(names, log.size_bytes)
         yield from (ends, starts, sizes)
+
+
+class PipelineExporter(Collector):
+    """Turns the numbers of one pipeline into samples."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        view = self._progress.look()
+        yield _counter("walstream_pipeline_batches", "Micro-batches that are in the tables.", view.batches)
+        yield _counter("walstream_pipeline_failures", "Micro-batches that failed and come again.", view.failures)
+        yield _counter("walstream_pipeline_rows", "Rows of the log that are in the tables.", view.rows_total)
+        yield _gauge("walstream_pipeline_applied_lsn", "Everything before is in the tables.", int(view.end_lsn))
+        yield _gauge("walstream_pipeline_source_epoch", "The source epoch of that LSN.", view.source_epoch)
+        if view.lag_rows is not None:
+            yield _gauge("walstream_pipeline_lag_rows", "Rows in the log that no batch has taken yet.", view.lag_rows)
+        for name, documentation, timing in (
+            ("batch_duration", "From a batch's begin to its cut.", self._progress.batch_timing),
+            ("freshness", "From a commit in PostgreSQL to its rows in a table.", self._progress.freshness),
+        ):
+            family = HistogramMetricFamily(f"walstream_pipeline_{name}_seconds", documentation)
+            family.add_metric([], timing.buckets(), timing.sum_seconds)
+            yield family
+        yield from self._tables(view.tables)
+
+    def _tables(self, tables: Sequence[TableView]) -> Iterator[Metric]:
+        states = GaugeMetricFamily("walstream_pipeline_tables", "Tables by their state.", labels=["state"])
+        for state, count in sorted(Counter(table.state for table in tables).items()):
+            states.add_metric([state], count)
+        yield states
+        if len(tables) > PARTITION_SERIES_MAX:
+            return
+        rows = CounterMetricFamily("walstream_pipeline_table_rows", "Rows of the log in the table.", labels=["table"])
+        fresh = GaugeMetricFamily(
+            "walstream_pipeline_table_freshness_seconds", "Of the table's last commit.", labels=["table"]
+        )
+        stopped = GaugeMetricFamily("walstream_pipeline_table_stopped", "1: it cannot follow.", labels=["table"])
+        for table in tables:
+            rows.add_metric([table.name], table.rows_total)
+            stopped.add_metric([table.name], table.state == "stopped")
+            if table.freshness_ms is not None:
+                fresh.add_metric([table.name], table.freshness_ms / 1000)
+        yield from (rows, fresh, stopped)
 
 
 def _counter(name: str, documentation: str, value: float) -> Metric:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from psycopg.conninfo import make_conninfo
 
-from walstream.config import PostgresConfig
+from walstream.config import PostgresConfig, ReplicaConfig
 from walstream.errors import ConfigError
 
 
-def dsn(config: PostgresConfig, environ: Mapping[str, str] | None = None) -> str:
+def dsn(config: PostgresConfig | ReplicaConfig, environ: Mapping[str, str] | None = None) -> str:
     """Return the connection string. Raises ConfigError when the variable that is to hold the password is not set."""
     environ = os.environ if environ is None else environ
     given: dict[str, str | int | None] = {
@@ -29,14 +29,15 @@ def dsn(config: PostgresConfig, environ: Mapping[str, str] | None = None) -> str
     }
     if config.password_env:
         if config.password_env not in environ:
+            section = "source.postgres" if isinstance(config, PostgresConfig) else "pipeline.replica"
             raise ConfigError(
                 f"The environment has no variable {config.password_env}, which is to hold PostgreSQL's password.",
-                "source.postgres.password_env names it.",
+                f"{section}.password_env names it.",
             )
         given["password"] = environ[config.password_env]
     return make_conninfo("", **given)
 
 
-def shown(config: PostgresConfig) -> str:
+def shown(config: PostgresConfig | ReplicaConfig) -> str:
     """Say where that is, to people."""
     return f"{config.database} at {config.host}:{config.port}"

@@ -16,7 +16,7 @@ so if its file is still the one that the snapshot's catalogue knows, its rows ar
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 import psycopg
 from psycopg import pq
@@ -24,7 +24,7 @@ from psycopg import pq
 from walstream.errors import ConnectionLost, TableChanged, WalstreamError
 from walstream.postgres.failures import result_failure
 from walstream.postgres.session import named
-from walstream.postgres.snapshot import ConsistentPoint, patient_session
+from walstream.postgres.snapshot import patient_session
 
 LINES_MAX: Final = 1_000
 BYTES_MAX: Final = 1024 * 1024
@@ -66,10 +66,22 @@ class State(Enum):
     ENDING = "ending"
 
 
+class Exported(Protocol):
+    """A snapshot that somebody keeps: what a session elsewhere needs to see it."""
+
+    @property
+    def dsn(self) -> str:
+        """Of the server."""
+
+    @property
+    def snapshot_name(self) -> str:
+        """What the server calls it."""
+
+
 class CopyReader:
     """One connection at a consistent point. `read` starts a COPY, `lines` gives what has arrived of it."""
 
-    def __init__(self, point: ConsistentPoint) -> None:
+    def __init__(self, point: Exported) -> None:
         """Connect; blocks for that long. Raises UnreachableError, RefusedError."""
         self._point = point
         self._connection = patient_session(point.dsn)

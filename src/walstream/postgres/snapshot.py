@@ -15,7 +15,7 @@ transactions can be at this moment, each for one table.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -156,14 +156,7 @@ def tables_at(connection: Connection, publication: str, wanted: Collection[tuple
     listed = {(table.schema, table.table): table for table in published.tables}
     ids = [member.relation_id for member in members]
     facts = catalogue.relation_facts(connection, ids)
-    parts: dict[int, list[Part]] = {}
-    foreign: dict[int, list[str]] = {}
-    with named("measuring tables"):
-        for root, kind, *part in connection.execute(_PARTS, [ids]):
-            if kind == "f":
-                foreign.setdefault(root, []).append(f"{part[1]}.{part[2]}")
-            else:
-                parts.setdefault(root, []).append(Part(*part))
+    parts, foreign = parts_of(connection, ids)
     found = []
     for member in members:
         fact, entry = facts.get(member.relation_id), listed.get(member[:2])
@@ -175,6 +168,19 @@ def tables_at(connection: Connection, publication: str, wanted: Collection[tuple
             TableAtPoint(member, relation, entry.row_filter, tuple(parts.get(one, ())), tuple(foreign.get(one, ())))
         )
     return found
+
+
+def parts_of(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, list[Part]], dict[int, list[str]]]:
+    """Return, by table, the relations that hold its rows, and the names of those that are foreign tables."""
+    parts: dict[int, list[Part]] = {}
+    foreign: dict[int, list[str]] = {}
+    with named("measuring tables"):
+        for root, kind, *part in connection.execute(_PARTS, [list(ids)]):
+            if kind == "f":
+                foreign.setdefault(root, []).append(f"{part[1]}.{part[2]}")
+            else:
+                parts.setdefault(root, []).append(Part(*part))
+    return parts, foreign
 
 
 def relation_message(facts: RelationFacts, published_columns: Iterable[str], *, generated: bool) -> Relation:

@@ -1,0 +1,81 @@
+"""A log that asks who is there: TLS and a password for the executors, and clear words for who may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from integration.capturing import InThread, configured, wait_until
+from node.certificates import Authority
+from postgres.servers import Database
+from walstream.capture.kafka import LogAddress
+from walstream.capture.reading import LogReader
+from walstream.errors import WalstreamError
+from walstream.node.credentials import make_credential
+
+PASSWORD = "open,=sesame"
+READS = {"principal": "reader", "kind": "topic", "name": "*", "operations": ["read"]}
+WRITES = {"principal": "writer", "kind": "topic", "name": "*", "operations": ["read", "write", "admin"]}
+
+
+def test_security(
+    spark: SparkSession, make_node: Any, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    server = authority.server()
+    users = {name: make_credential(PASSWORD, "SCRAM-SHA-256", 4096) for name in ("reader", "writer", "nobody")}
+    node = make_node(
+        security__acls=json.dumps([READS, WRITES]),
+        security__users=json.dumps(users),
+        security__tls_certificate=server.certificate,
+        security__tls_key=server.key,
+    )
+    monkeypatch.setenv("LOG_PASSWORD", PASSWORD)
+    database.execute("create table t (id int primary key); create publication walstream for all tables")
+    config = configured(
+        database,
+        node,
+        capture__security__user="writer",
+        capture__security__password_env="LOG_PASSWORD",
+        capture__security__tls_ca=str(authority.certificate),
+    )
+
+    def rows() -> int:
+        try:
+            with LogReader(LogAddress.of(config.capture), database.name) as log:
+                point = log.last_point()
+        except WalstreamError:
+            return -1
+        return -1 if point is None else point.rows_total
+
+    with InThread(config):
+        wait_until(lambda: rows() == 0, "a generation")
+        database.execute("insert into t select generate_series(1, 100)")
+        wait_until(lambda: rows() == 100, "the rows")
+
+    def load(user: str, password: str = PASSWORD) -> list[int]:
+        options = {
+            "bootstrap": node.address,
+            "prefix": database.name,
+            "table": "public.t",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-256",
+            "kafka.sasl.username": user,
+            "kafka.sasl.password": password,
+            "kafka.ssl.ca.location": str(authority.certificate),
+        }
+        frame = spark.read.format("walstream").options(**options).load()
+        plan = frame._jdf.queryExecution().toString()  # type: ignore[operator]
+        assert PASSWORD not in plan
+        return sorted(row.id for row in frame.collect())
+
+    assert load("reader") == list(range(1, 101))
+    with pytest.raises(AnalysisException, match=r"walstream\.errors\.(AuthenticationFailed|UnreachableError)"):
+        load("reader", "wrong")
+    with pytest.raises(AnalysisException, match=r"walstream\.errors\.(NotAuthorized|UsageError)"):
+        load("nobody")
