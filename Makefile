@@ -27,15 +27,15 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
 
 .PHONY: demo
-demo: $(READY) ## start a node, produce and consume 100,000 records, kill it in the middle, prove that nothing is lost
+demo: $(READY) java ## PostgreSQL to lakehouse tables, killed in the middle, compared at the end (two minutes)
 	@$(BIN)/walstream demo
 
 .PHONY: test
-test: $(READY) ## run the tests, with a fixed slice of the long rounds (a few minutes)
+test: $(READY) java ## run the tests, with a fixed slice of the long rounds (a few minutes)
 	$(PYTEST) -m "not long"
 
 .PHONY: test-long
-test-long: $(READY) ## run everything, the long rounds in full
+test-long: $(READY) java ## run everything, the long rounds in full
 	WALSTREAM_TEST_ROUNDS=full $(PYTEST)
 
 .PHONY: lint
@@ -61,6 +61,10 @@ bench-log: $(READY) ## measure produce, fetch and acknowledgement latency next t
 bench-capture: $(READY) ## measure capture next to pg_recvlogical, its latency at a steady pace, its memory
 	$(BIN)/python bench/capture.py
 
+.PHONY: bench-pipeline
+bench-pipeline: $(READY) java ## measure the pipeline next to Spark's own writing, its freshness, its cost as tables grow
+	$(BIN)/python bench/pipeline.py
+
 .PHONY: bench-fsync
 bench-fsync: $(READY) ## measure what fsync costs from 1 to 512 partitions per flush
 	$(BIN)/python bench/fsync.py
@@ -74,9 +78,8 @@ lock: $(READY) ## choose the newest dependencies that pyproject.toml allows and 
 		--no-emit-index-url --no-emit-find-links --group dev --extra spark --output-file requirements.lock pyproject.toml
 
 .PHONY: java
-java: ## look for Java, which Spark will need, and install it when root
-	@if command -v java >/dev/null; then java -version 2>&1 | head -1; \
-	else $(call debian,default-jre-headless); fi
+java: ## look for Java, which Spark needs, and install it when root
+	@if ! command -v java >/dev/null && [ -z "$${JAVA_HOME:-}" ]; then $(call debian,default-jre-headless); fi
 
 .PHONY: clean
 clean: ## remove the virtual environment and every cache

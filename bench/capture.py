@@ -165,10 +165,10 @@ class Bench:
         )
 
 
-def wait_for(bootstrap: str, end: Lsn) -> None:
+def wait_for(bootstrap: str, end: Lsn, prefix: str = "walstream") -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(WalstreamError), LogReader(bootstrap, "walstream") as log:
+        with contextlib.suppress(WalstreamError), LogReader(bootstrap, prefix) as log:
             point = log.last_point()
             if point is not None and point.end_lsn >= end:
                 return

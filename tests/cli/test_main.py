@@ -52,6 +52,10 @@ def test_commands_are_the_known_ones() -> None:
         "walstream group reset",
         "walstream init",
         "walstream node start",
+        "walstream pipeline audit",
+        "walstream pipeline maintain",
+        "walstream pipeline run",
+        "walstream pipeline status",
         "walstream produce",
         "walstream status",
         "walstream tail",
@@ -80,7 +84,7 @@ def test_flags_are_documented_in_the_help(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if not re.search(r"reference|node start|capture run|demo", name)]
+    "name", [name for name in COMMANDS if not re.search(r"reference|node start|capture run|pipeline run|demo", name)]
 )
 def test_data_can_be_had_as_json(name: str) -> None:
     assert "output" in {parameter.name for parameter in COMMANDS[name].params}

@@ -7,20 +7,18 @@ snapshot runs, its bar takes the place of the line. Nothing is drawn more often 
 
 from __future__ import annotations
 
-import io
-import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
-from rich.live import Live
 from rich.text import Text
 
 from walstream import logs
 from walstream.capture.ladder import LadderRecord
 from walstream.capture.snapshot_plan import Progress
 from walstream.capture.snapshot_progress import Display, LogDisplay, estimate, in_words
-from walstream.cli.output import bytes_in_words, console, plural
+from walstream.cli.live import LiveStream
+from walstream.cli.output import bytes_in_words, plural
 from walstream.config import LogFormat
 from walstream.positions import Lsn
 
@@ -103,34 +101,13 @@ class LogScreen:
         pass
 
 
-class LiveScreen(io.StringIO):
-    """For a terminal: a stream for the log, with one moving line below what was written to it."""
+class LiveScreen(LiveStream):
+    """For a terminal: the log, with one moving line below it."""
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._console = console(stream)
-        self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
-        self._lock = threading.RLock()
+        super().__init__(stream)
         self._rate = Rate()
-        self._begun = ""
         self._snapshots = 0
-
-    @property
-    def stream(self) -> TextIO:
-        """Where the log is to go: here."""
-        return self
-
-    def isatty(self) -> bool:
-        """Say that there are people here."""
-        return True
-
-    def write(self, text: str) -> int:
-        """Print whole lines above the moving one."""
-        with self._lock:
-            *lines, self._begun = (self._begun + text).split("\n")
-            for line in lines:
-                self._console.print(Text.from_ansi(line), soft_wrap=True)
-        return len(text)
 
     def look(self, record: LadderRecord) -> None:
         """Draw the line anew."""
@@ -147,8 +124,7 @@ class LiveScreen(io.StringIO):
 
     def draw_snapshot(self, text: str) -> None:
         """Draw a snapshot's bar."""
-        with self._lock:
-            self._draw(text)
+        self._draw(text)
 
     def snapshot_is_over(self) -> None:
         """Give the place back."""
@@ -157,21 +133,11 @@ class LiveScreen(io.StringIO):
             self._draw("")
 
     def abandon(self) -> None:
-        """Leave the terminal as it was: the process ends now."""
-        self._console.show_cursor(True)
-        self._console.print(f"\nStopped at once: {SENT_AGAIN}.")
+        """Say that the process ends now."""
+        self.leave(f"Stopped at once: {SENT_AGAIN}.")
 
     def _draw(self, text: str) -> None:
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def __enter__(self) -> LiveScreen:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._begun:
-            self.write("\n")
-        self._live.stop()
+        self.draw(Text(text, no_wrap=True, overflow="ellipsis"))
 
 
 class _Bar:

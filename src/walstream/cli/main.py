@@ -14,12 +14,12 @@ import typer
 from typer.core import TyperGroup
 
 from walstream import __version__
-from walstream.cli import capture, config, demo, group, init, node, produce, status, tail, topic, user
+from walstream.cli import capture, config, demo, group, init, node, pipeline, produce, status, tail, topic, user
 from walstream.cli.output import console
 from walstream.error_codes import codes
 from walstream.errors import WalstreamError
 
-ORDER = ("init", "node", "capture", "topic", "produce", "tail", "group", "status", "user", "config", "demo")
+ORDER = ("init", "node", "capture", "pipeline", "topic", "produce", "tail", "group", "status", "user", "config", "demo")
 
 
 class Nouns(TyperGroup):
@@ -42,6 +42,7 @@ app = typer.Typer(
 init.add_to(app)
 app.add_typer(node.app, name="node")
 app.add_typer(capture.app, name="capture")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(topic.app, name="topic")
 produce.add_to(app)
 tail.add_to(app)
