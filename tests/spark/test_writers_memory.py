@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 import walstream
 
-ROWS = 500_000
+ROWS = 450_000
 DRIVER_BYTES_MAX = 1_400 << 20
 """What Python and the JVM, whose heap is 512 MiB, may hold together."""
 

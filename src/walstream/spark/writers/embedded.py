@@ -39,6 +39,8 @@ CONFIGURATION: Final = {"delta.checkpointInterval": "25"}
 """Whoever opens a table reads every commit since its last checkpoint."""
 
 ROWS_PER_FILE: Final = 1_000_000
+ROW_GROUP_BYTES: Final = 16 << 20
+"""What a task that writes holds in memory until it is on the disk."""
 SMALL_BYTES: Final = 32 << 20
 """Files below this are worth compacting."""
 FILES_MIN: Final = 4
@@ -221,6 +223,7 @@ class EmbeddedTarget:
         (
             rows.select(*map(col, schema.names))
             .write.option("maxRecordsPerFile", ROWS_PER_FILE)
+            .option("parquet.block.size", ROW_GROUP_BYTES)
             .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             .option("mapreduce.fileoutputcommitter.algorithm.version", "2")
             .parquet(self._files.spark_path(folder))
