@@ -206,6 +206,20 @@ class TestRestarts:
         assert step.tables == (TableStep("a", Lsn(40), 4, 1),)
         assert step.is_cut
 
+    def test_beyond_the_last_cut_only_new_rows_count(self) -> None:
+        """Capture writes points without rows, too: one more of them is no reason to write a table again."""
+        cut = CutRow(3, 1, Lsn(30), 0, {"a": 4, "b": 2}, {"a": "a@10", "b": "b@10"})
+        books = Books(lambda table, _: Lsn(20 if table == "a" else 30), cut, None, has_snapshots=True)
+        replayed = [point(1, 10), point(2, 20, {"a": 3}), point(3, 30, {"b": 1})]
+        steps = books.steps([*replayed, point(4, 40), point(5, 50, {"b": 2})])
+        first = next(steps)
+        assert (first.upto, first.tables, first.is_cut) == (3, (), False)
+        books.settle(first, {})
+        second = next(steps)
+        assert (second.after, second.begin_lsn, second.is_cut) == (3, Lsn(30), True)
+        assert second.tables == (TableStep("b", Lsn(30), 3, 2),)
+        assert succeed(books, second).versions.keys() == {"a", "b"}
+
     def test_no_cut_while_a_table_is_ahead(self) -> None:
         """A table had committed beyond the last cut when the checkpoint was lost, and batches end elsewhere now."""
         cut = CutRow(2, 1, Lsn(20), 0, {"a": 1, "b": 1}, {"a": "a@5", "b": "b@5"})

@@ -3,8 +3,9 @@
 Owns where every table stands (its book) and the decisions that follow; refuses to know Spark, Delta and the log: what a
 table has applied is asked of a function, what came of a step is told. Sans-IO.
 
-A batch is cut into steps, one per source epoch, because LSNs of two epochs cannot be compared. A step ends at a cut,
-the point B, and every table that is listed there holds what committed before it. Per table a step is one of these:
+A batch is cut into steps, where a source epoch ends, because LSNs of two cannot be compared, and where the last cut is,
+because what comes again after a lost checkpoint ends there. A step ends at a cut, the point B, and every table that is
+listed there holds what committed before it. Per table a step is one of these:
 
     nothing    no rows of it in the step: it is at B without a commit
     changes    its rows of the step, without those below its own position (which a crash may have left beyond the cut)
@@ -164,9 +165,10 @@ class Books:
 
     def steps(self, points: Iterable[PointFacts]) -> Iterator[Step]:
         """Plan a batch. Each step must be settled before the next one is asked for."""
-        parts = [_Part.of(group) for group in _by_epoch(points)]
+        # What a lost checkpoint brings again ends where the last cut is: beyond it only new rows count.
+        parts = [_Part.of(group) for group in _divided(points, self._cut.point if self._cut is not None else -1)]
         for index, part in enumerate(parts):
-            later = [other.source_epoch for other in parts[index + 1 :]]
+            later = {other.source_epoch for other in parts[index + 1 :]} - {part.source_epoch}
             yield self._step(part, later)
 
     def catch_up(self) -> Step | None:
@@ -264,7 +266,7 @@ class Books:
         self.tables[name] = book
         return book
 
-    def _step(self, part: _Part, later_epochs: list[int]) -> Step:
+    def _step(self, part: _Part, later_epochs: set[int]) -> Step:
         if part.source_epoch != self.source_epoch:
             self._begin_epoch(part.source_epoch)
         for name in part.rows:
@@ -344,10 +346,11 @@ class _Part:
         return replace(part, rows=rows, snapshots=tuple(snapshots.values()))
 
 
-def _by_epoch(points: Iterable[PointFacts]) -> Iterator[list[PointFacts]]:
+def _divided(points: Iterable[PointFacts], cut: int) -> Iterator[list[PointFacts]]:
+    """Divide points where an epoch ends, and at the last cut."""
     group: list[PointFacts] = []
     for point in points:
-        if group and group[-1].source_epoch != point.source_epoch:
+        if group and (group[-1].source_epoch != point.source_epoch or group[-1].offset <= cut < point.offset):
             yield group
             group = []
         group.append(point)
