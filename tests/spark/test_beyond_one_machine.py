@@ -28,7 +28,7 @@ from spark.piping import Piped
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TABLES = """
 create table here (id int primary key, amount bigint not null);
@@ -139,7 +139,7 @@ def wait_for(process: PipelineProcess, piped: Piped, lsn: Lsn) -> None:
         last = piped.cuts.last()
         return last is not None and last.end_lsn > lsn
 
-    wait_until(is_there, f"a cut beyond {lsn}", timeout_s=120)
+    wait_until(is_there, f"a cut beyond {lsn}", timeout_s=240)
 
 
 def total(tables: Mapping[str, DataFrame]) -> int:

@@ -21,7 +21,7 @@ from walstream.spark.maintenance import Maintenance
 from walstream.spark.warehouse import checkpoint_path
 from walstream.spark.writers import open_writer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ACCOUNTS = """
 create table accounts (id bigint primary key, owner text, amount numeric(12, 2) not null);

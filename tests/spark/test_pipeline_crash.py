@@ -190,7 +190,7 @@ def test_nothing_is_lost_or_doubled_under_sigkill(make_captured: MakeCaptured, t
             kind = kinds[number % len(kinds)]
             process.start()
             # Where it stands when Spark is up, or in the middle of the first snapshot, which is a moment like others.
-            wait_until(lambda: "stream started" in process.log_text() or not process.is_running, "Spark", 120)
+            wait_until(lambda: "stream started" in process.log_text() or not process.is_running, "Spark", 240)
             process.check()
             kind(process.check)
             print(f"round {number}: SIGKILL {kind.__name__}, after {transfers.count} transfers")

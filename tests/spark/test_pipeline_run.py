@@ -21,7 +21,7 @@ from walstream.node.process import free_port
 from walstream.spark.cuts import Cuts
 from walstream.spark.rung import read_rung
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TABLES = """
 create table orders (id int primary key, item text);
@@ -54,11 +54,11 @@ def test_it_runs_until_sigterm_and_says_how_far_it_is(make_captured: MakeCapture
     cuts = Cuts(str(tmp_path / "warehouse"))
     with process.shown():
         process.start()
-        wait_until(lambda: process.check() or cuts.last(), "the first cut", timeout_s=120)
+        wait_until(lambda: process.check() or cuts.last(), "the first cut", timeout_s=240)
         captured.execute("insert into orders values (100, 'coffee')")
         first = cuts.last()
         assert first is not None
-        wait_until(lambda: (last := cuts.last()) and last.end_lsn > first.end_lsn, "another cut", timeout_s=60)
+        wait_until(lambda: (last := cuts.last()) and last.end_lsn > first.end_lsn, "another cut", timeout_s=180)
         # What it says of itself: over HTTP, in the log's status topic, to who asks on the command line.
         health = json.loads(get(port, "/health"))
         assert health["status"] == "degraded"
@@ -78,7 +78,7 @@ def test_it_runs_until_sigterm_and_says_how_far_it_is(make_captured: MakeCapture
         }
         # While the source is busy: a batch is under way, and another one would begin right after it.
         with working(lambda number: write(captured, 1_000 + number)):
-            wait_until(lambda: (last := cuts.last()) and last.rows > 1, "a busy source", timeout_s=60)
+            wait_until(lambda: (last := cuts.last()) and last.rows > 1, "a busy source", timeout_s=180)
             process.signal(signal.SIGTERM)
             assert process.wait() == 4, "a table has stopped, and needs somebody"
     said = process.log_text()

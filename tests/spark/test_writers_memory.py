@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 import walstream
@@ -16,6 +17,7 @@ DRIVER_BYTES_MAX = 1_400 << 20
 """What Python and the JVM, whose heap is 512 MiB, may hold together."""
 
 
+@pytest.mark.timeout(900)
 def test_a_batch_larger_than_the_driver(tmp_path: Path) -> None:
     root = str(Path(walstream.__file__).parent.parent)
     script = str(Path(__file__).with_name("large_batch.py"))
@@ -23,7 +25,7 @@ def test_a_batch_larger_than_the_driver(tmp_path: Path) -> None:
         [sys.executable, script, str(tmp_path), str(ROWS)],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=850,
         check=False,
         env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable},
     )
