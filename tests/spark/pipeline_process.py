@@ -19,7 +19,7 @@ from typing import Any
 
 import walstream
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 SPARK = {
     "spark.driver.memory": "1g",

@@ -20,7 +20,7 @@ from walstream.spark.progress import Progress, View
 from walstream.spark.runner import run
 from walstream.spark.warehouse import table_path
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class Piped:
