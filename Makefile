@@ -53,6 +53,20 @@ format: $(READY) ## put the code into its format and mend what can be mended
 docs: $(READY) ## write the pages that are generated: docs/configuration.md
 	$(BIN)/walstream config reference > docs/configuration.md
 
+.PHONY: proto
+proto: $(READY) ## write the feed's messages from wal.proto: src/walstream/feed/wal_pb2.py and .pyi
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/walstream/feed/wal.proto
+
+.PHONY: sim
+sim: $(READY) ## simulate 300 clusters in trouble and check every promise (a minute)
+	$(BIN)/walstream sim --seeds 0:300 --keep tests/seeds
+
+# Broken off, it says with which SEEDS to go on.
+SEEDS ?= 0:30000
+.PHONY: sim-long
+sim-long: $(READY) ## the same with tens of thousands, over two processes (SEEDS=FIRST:END)
+	$(BIN)/walstream sim --seeds $(SEEDS) --processes 2 --keep tests/seeds
+
 .PHONY: bench-log
 bench-log: $(READY) ## measure produce, fetch and acknowledgement latency next to this machine's limits
 	$(BIN)/python bench/log.py
@@ -65,6 +79,14 @@ bench-capture: $(READY) ## measure capture next to pg_recvlogical, its latency a
 bench-pipeline: $(READY) java ## measure the pipeline next to Spark's own writing, its freshness, its cost as tables grow
 	$(BIN)/python bench/pipeline.py
 
+.PHONY: bench-replication
+bench-replication: $(READY) ## measure three nodes next to a single one: produce, acknowledgement, lag, catch-up, memory
+	$(BIN)/python bench/replication.py
+
+.PHONY: bench-feed
+bench-feed: $(READY) ## measure the feed next to a Kafka consumer: catch-up, live, 1 to 100 subscribers, latency, memory
+	$(BIN)/python bench/feed.py
+
 .PHONY: bench-fsync
 bench-fsync: $(READY) ## measure what fsync costs from 1 to 512 partitions per flush
 	$(BIN)/python bench/fsync.py
@@ -75,7 +97,8 @@ venv: $(READY) ## build the virtual environment (the other targets do it by them
 .PHONY: lock
 lock: $(READY) ## choose the newest dependencies that pyproject.toml allows and write requirements.lock
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header \
-		--no-emit-index-url --no-emit-find-links --group dev --extra spark --output-file requirements.lock pyproject.toml
+		--no-emit-index-url --no-emit-find-links --group dev --extra feed --extra spark \
+		--output-file requirements.lock pyproject.toml
 
 .PHONY: java
 java: ## look for Java, which Spark needs, and install it when root

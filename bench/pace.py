@@ -43,11 +43,11 @@ class Samples:
         self.begun_ms.clear()
 
 
-def on_schedule(seconds: float, action: Callable[[Moment], None]) -> None:
-    """Call the action at the fixed rate, or at once when it is late already."""
+def on_schedule(seconds: float, action: Callable[[Moment], None], rate_per_s: int = RATE_PER_S) -> None:
+    """Call the action at a fixed rate, or at once when it is late already."""
     start = time.perf_counter()
-    for number in range(int(seconds * RATE_PER_S)):
-        due = start + number / RATE_PER_S
+    for number in range(int(seconds * rate_per_s)):
+        due = start + number / rate_per_s
         wait = due - time.perf_counter()
         if wait > 0:
             time.sleep(wait)

@@ -39,7 +39,8 @@ from walstream.positions import Lsn
 from walstream.postgres.embedded import EmbeddedPostgres
 from walstream.spark import session
 from walstream.spark.columns import TableColumn
-from walstream.spark.cuts import Cuts, read_at
+from walstream.spark.cut_tables import read_at
+from walstream.spark.cuts import Cuts
 from walstream.spark.runner import run
 from walstream.spark.warehouse import cuts_path
 from walstream.spark.writers import TablePlan, Writer, open_writer
@@ -144,7 +145,7 @@ class Source:
 
     def check(self, spark: SparkSession, warehouse: Path) -> int:
         """Compare the number of rows and what they add up to; return the number."""
-        cut, rows = read_at(spark, str(warehouse)), 0
+        cut, rows = read_at(spark, warehouse=str(warehouse)), 0
         for each in TABLES:
             asked = "count(*)", "sum(id)", "sum(amount)", "sum(length(note))"
             there = cut.tables[f"public.{each}"].agg(*map(f.expr, asked)).collect()[0]
@@ -188,7 +189,7 @@ def bench_backlog(report: Report, source: Source, spark: SparkSession, kind: str
 
 def _spark_alone(spark: SparkSession, warehouse: Path, folder: Path) -> float:
     """Return the seconds of reading and writing the final rows."""
-    cut = read_at(spark, str(warehouse))
+    cut = read_at(spark, warehouse=str(warehouse))
     frames = {name: cut.tables[name] for name in cut.tables}
     started = time.perf_counter()
     for name, frame in frames.items():
@@ -258,7 +259,8 @@ def _pace(source: Source, seconds: float, committed: list[float]) -> None:
                 last = source._last[each]
                 source.session.execute(INSERT.format(each, last, last))
                 source.session.execute(
-                    f"update {each} set status = 'changed', amount = amount + 1 where id = %s", [1 + last * 7919 % last]
+                    f"update {each} set status = 'changed', amount = amount + 1 where id = %s",
+                    [1 + number * 7919 % last],
                 )
             # PostgreSQL's own clock, a moment before the commit.
             found = source.session.execute("select extract(epoch from clock_timestamp())::float8").fetchone()

@@ -136,9 +136,17 @@ def commit() -> str:
 
 
 def finish(
-    bench: str, figures: Mapping[str, Any], targets: Mapping[str, Target] | None = None, *, folder: Path
+    bench: str,
+    figures: Mapping[str, Any],
+    targets: Mapping[str, Target] | None = None,
+    *,
+    folder: Path,
+    is_recorded: bool = True,
 ) -> None:
-    """Print the targets and the line of JSON, and append the line with commit, date and machine to the results."""
+    """Print the targets and the line of JSON, and append the line with commit, date and machine to the results.
+
+    A run of a part, or of a smaller size, is not recorded: it cannot be compared with the others.
+    """
     targets = targets or {}
     if targets:
         rows = [
@@ -165,6 +173,7 @@ def finish(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(folder),
     }
-    with RESULTS.open("a", encoding="utf-8") as results:
-        results.write(json.dumps(stamped, ensure_ascii=False) + "\n")
+    if is_recorded:
+        with RESULTS.open("a", encoding="utf-8") as results:
+            results.write(json.dumps(stamped, ensure_ascii=False) + "\n")
     print("\n" + json.dumps(line, ensure_ascii=False), flush=True)

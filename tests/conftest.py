@@ -17,8 +17,8 @@ import pytest
 
 from walstream.node.process import NodeProcess
 
-# PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …
-pytest_plugins = ("postgres.servers",)
+# PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …; feeds: make_feed
+pytest_plugins = ("postgres.servers", "integration.feed_processes")
 
 MakeNode = Callable[..., NodeProcess]
 

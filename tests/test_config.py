@@ -12,7 +12,10 @@ from pydantic import ValidationError
 
 from walstream.config import (
     AclRule,
+    ClusterNode,
     Config,
+    LeaderRule,
+    ReplicationConfig,
     StreamRule,
     TableRule,
     allowed,
@@ -135,7 +138,13 @@ class TestNestedSections:
 
     def test_sections_and_lists_of_tables_are_found_in_the_models(self) -> None:
         assert {"node", "source", "source.postgres", "capture", "capture.security"} <= {name for name, _ in sections()}
-        assert rules() == {"security.acls": AclRule, "pipeline.tables": TableRule, "streams": StreamRule}
+        assert rules() == {
+            "security.acls": AclRule,
+            "replication.nodes": ClusterNode,
+            "replication.leaders": LeaderRule,
+            "pipeline.tables": TableRule,
+            "streams": StreamRule,
+        }
 
 
 class TestPipelineTables:
@@ -162,6 +171,69 @@ class TestPipelineTables:
     def test_settings_of_spark_keep_their_dots(self, tmp_path: Path) -> None:
         text = '[pipeline.settings]\n"spark.executor.memory" = "4g"\n'
         assert load(write(tmp_path, text)).config.pipeline.settings == {"spark.executor.memory": "4g"}
+
+
+NODES = [
+    {"id": number, "kafka": f"n{number}.example.org:9092", "replication": f"n{number}.example.org:9192"}
+    for number in (1, 2, 3)
+]
+
+
+def replication(**settings: object) -> ReplicationConfig:
+    overrides = {f"replication.{name}": value for name, value in settings.items()}
+    return load(overrides={"replication.nodes": NODES, **overrides}).config.replication
+
+
+class TestReplication:
+    def test_without_nodes_there_is_no_cluster(self) -> None:
+        assert not load().config.replication.is_cluster
+        assert not replication(nodes=NODES[:1]).is_cluster
+        assert replication().is_cluster
+
+    def test_as_tables_and_as_json(self, tmp_path: Path) -> None:
+        text = """
+        [replication]
+        secret_env = "SECRET"
+        [[replication.nodes]]
+        id = 1
+        kafka = "a:9092"
+        replication = "a:9192"
+        [[replication.leaders]]
+        topics = "orders.*"
+        node = 1
+        """
+        found = load(write(tmp_path, text)).config.replication
+        assert found.nodes == (ClusterNode(id=1, kafka="a:9092", replication="a:9192"),)
+        assert found.leaders == (LeaderRule(topics="orders.*", node=1),)
+        given = json.dumps(NODES)
+        assert load(environ={"WALSTREAM_REPLICATION__NODES": given}).config.replication.nodes[2].id == 3
+
+    def test_leaders_by_pattern_and_the_controller_for_the_rest(self) -> None:
+        rules = [{"topics": "a.b", "node": 3}, {"topics": "a.*", "node": 2}]
+        found = replication(leaders=rules, controller_id=3)
+        assert [found.leader_of(name) for name in ("a.b", "a.c", "a", "b")] == [3, 2, 3, 3]
+        assert replication().leader_of("anything") == 1
+
+    def test_followers_come_after_their_leader(self) -> None:
+        found = replication(leaders=[{"topics": "a*", "node": 2}])
+        assert found.replicas_of("a", 2) == (2, 3)
+        assert found.replicas_of("a", 9) == (2, 3, 1)
+        assert found.replicas_of("b", 1) == (1,)
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"nodes": [*NODES, NODES[0]]}, "the same id"),
+            ({"controller_id": 9}, "9 is not one of replication.nodes"),
+            ({"leaders": [{"topics": "a", "node": 9}]}, "gives a to 9"),
+            ({"tls_ca": "ca.pem"}, "together or not at all"),
+            ({"heartbeat_timeout_ms": 10_000}, "less than two of"),
+            ({"nodes": NODES[1:]}, "does not have this node, node.node_id = 1"),
+        ],
+    )
+    def test_contradictions(self, settings: dict[str, object], said: str) -> None:
+        given = {"replication__nodes": NODES, **{f"replication__{name}": value for name, value in settings.items()}}
+        assert said in refuse(**given).message
 
 
 class TestStreams:
@@ -256,7 +328,7 @@ class TestErrors:
     def test_a_credential_is_never_repeated(self) -> None:
         error = refuse(environ={"WALSTREAM_SECURITY__USERS": '{"ann": 12345}'})
         assert "12345" not in str(error)
-        assert "secret" not in repr(load(overrides={"security.users": {"ann": "secret"}}).config)
+        assert "hunter2" not in repr(load(overrides={"security.users": {"ann": "hunter2"}}).config)
 
     def test_contradictions(self) -> None:
         assert "tls_certificate and tls_key" in refuse(security__tls_key="key.pem").message
@@ -286,6 +358,7 @@ class TestReference:
         counted = (
             "_bytes",
             "_ms",
+            "_s",
             "_minutes",
             "_hours",
             "_max",
@@ -295,6 +368,12 @@ class TestReference:
             "_workers",
             "_limit",
             ".port",
+            # Numbers of replicas, under the names that Kafka and the settings of other systems have taught.
+            "_isr",
+            "_factor",
+            "_followers",
+            "_size",
+            "_per_s",
         )
         for name, field in fields():
             if field.annotation is int:
@@ -318,7 +397,7 @@ class TestTemplate:
         assert load(write(tmp_path, template(load()))).config == Config()
 
     def test_without_its_hashes_it_is_the_defaults(self) -> None:
-        text = re.sub(r"^# (\[|[a-z_]+ = )", r"\1", template(load()), flags=re.MULTILINE)
+        text = re.sub(r"^# (\[|[a-z0-9_]+ = )", r"\1", template(load()), flags=re.MULTILINE)
         for name, rule in rules().items():
             # One rule of each list is shown, with nothing for what has no default; the empty list is there too.
             text = re.sub(rf"^{name.split('.')[-1]} = (\[\]|{{}})\n", "", text, count=1, flags=re.MULTILINE)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from walstream.errors import UsageError
-from walstream.positions import LSN_MAX, ZERO, Lsn, Position, TopicPartition
+from walstream.positions import LSN_MAX, PART_MAX, ZERO, GlobalLsn, Lsn, Position, TopicPartition
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,52 @@ def test_partition_round_trip(topic: str, partition: int) -> None:
 def test_what_is_no_partition(text: str) -> None:
     with pytest.raises(UsageError, match="not a partition"):
         TopicPartition.parse(text)
+
+
+@given(st.integers(0, LSN_MAX), st.integers(0, PART_MAX), st.integers(0, PART_MAX))
+def test_global_lsn_has_one_text_and_three_parts(stamp: int, region: int, index: int) -> None:
+    lsn = GlobalLsn.of(stamp, region, index)
+    assert (lsn.stamp, lsn.region, lsn.index) == (stamp, region, index)
+    assert GlobalLsn.parse(str(lsn)) == lsn
+    assert len(str(lsn)) == 38
+
+
+_PARTS = st.tuples(st.integers(0, LSN_MAX), st.integers(0, PART_MAX), st.integers(0, PART_MAX))
+
+
+@given(_PARTS, _PARTS)
+def test_global_lsns_sort_alike_as_parts_numbers_and_text(
+    left: tuple[int, int, int], right: tuple[int, int, int]
+) -> None:
+    a, b = GlobalLsn.of(*left), GlobalLsn.of(*right)
+    assert (left < right) == (a < b) == (str(a) < str(b))
+
+
+@given(_PARTS)
+def test_what_follows_a_global_lsn_is_the_next_possible_one(parts: tuple[int, int, int]) -> None:
+    lsn = GlobalLsn.of(*parts)
+    if lsn < GlobalLsn.of(LSN_MAX, PART_MAX, PART_MAX):
+        assert lsn < lsn.next() == lsn + 1
+
+
+def test_a_used_up_index_is_followed_by_every_later_region() -> None:
+    last = GlobalLsn.of(5 << 16, 7, PART_MAX)
+    assert last.next() == GlobalLsn.of(5 << 16, 8, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "0", "019a2b3c4d5e0000.7.42", "019A2B3C4D5E0000.0000000007.0000000042",
+        "019a2b3c4d5e0000.4294967296.0000000000", "019a2b3c4d5e0000.0000000000.4294967296",
+        "019a2b3c4d5e0000.0000000007.000000004²", " 019a2b3c4d5e0000.0000000007.0000000042",
+    ],
+)  # fmt: skip
+def test_what_is_no_global_lsn(text: str) -> None:
+    with pytest.raises(UsageError, match="not an LSN of the feed"):
+        GlobalLsn.parse(text)
+
+
+def test_the_time_of_a_global_lsn() -> None:
+    assert GlobalLsn.at_time(1_700_000_000_000).time_ms == 1_700_000_000_000
+    assert GlobalLsn.at_time(1_700_000_000_001) > GlobalLsn.of(1_700_000_000_000 << 16, PART_MAX, PART_MAX)

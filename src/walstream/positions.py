@@ -1,7 +1,8 @@
-"""Where a change stands: LSNs of PostgreSQL, positions of rows, partitions of the log.
+"""Where a change stands: LSNs of PostgreSQL, positions of rows, partitions of the log, LSNs of the feed.
 
 Owns the text forms and the order of these values; knows nothing of where they come from. An LSN is compared with an
-LSN of the same source epoch only; that is why a `Position` begins with the epoch. Sans-IO.
+LSN of the same source epoch only; that is why a `Position` begins with the epoch. A `GlobalLsn` is compared with any
+other: it orders the records of all partitions of a log. Sans-IO.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from walstream.errors import UsageError
 
 LSN_MAX: Final = (1 << 64) - 1
 
+PART_MAX: Final = (1 << 32) - 1
+"""The largest region and index of a GlobalLsn."""
+
+STAMP_SHIFT: Final = 16
+"""Bits below the milliseconds of a stamp."""
+
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+_GLOBAL_LSN = re.compile(r"([0-9a-f]{16})\.([0-9]{10})\.([0-9]{10})")
 
 
 class Lsn(int):
@@ -64,3 +72,68 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class GlobalLsn(int):
+    """Where a record stands among all records of the log: 128 bits, a stamp, a region and an index.
+
+    The stamp (64 bits) is the time at which its leader appended it, in milliseconds, shifted by 16; the region (32)
+    stands for its partition, the index (32) counts within it. The text has a fixed width, so that it sorts as the
+    number does. `lsn + 1` is where to resume after `lsn`, also when the index is used up: regions only grow.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, stamp: int, region: int, index: int) -> GlobalLsn:
+        """Put the three parts together."""
+        assert 0 <= stamp <= LSN_MAX, stamp
+        assert 0 <= region <= PART_MAX, region
+        assert 0 <= index <= PART_MAX, index
+        return cls(stamp << 64 | region << 32 | index)
+
+    @classmethod
+    def at_time(cls, time_ms: int) -> GlobalLsn:
+        """Return the first LSN that a record appended at this time can have."""
+        return cls.of(time_ms << STAMP_SHIFT, 0, 0)
+
+    @classmethod
+    def parse(cls, text: str) -> GlobalLsn:
+        """Read the text form. Raises UsageError."""
+        match = _GLOBAL_LSN.fullmatch(text)
+        if match is not None:
+            stamp, region, index = int(match[1], 16), int(match[2]), int(match[3])
+            if region <= PART_MAX and index <= PART_MAX:
+                return cls.of(stamp, region, index)
+        example = GlobalLsn.of(0x19A2B3C4D5E0000, 7, 42)
+        raise UsageError(f"{text[:60]!r} is not an LSN of the feed.", f"It looks like {example}.")
+
+    @property
+    def stamp(self) -> int:
+        """The hybrid logical clock: milliseconds in the upper 48 bits."""
+        return self >> 64
+
+    @property
+    def time_ms(self) -> int:
+        """When the record was appended."""
+        return self >> (64 + STAMP_SHIFT)
+
+    @property
+    def region(self) -> int:
+        """Which partition, and which roll of its index."""
+        return (self >> 32) & PART_MAX
+
+    @property
+    def index(self) -> int:
+        """Which record of the region."""
+        return self & PART_MAX
+
+    def next(self) -> GlobalLsn:
+        """Return where to resume after this one."""
+        return GlobalLsn(self + 1)
+
+    def __str__(self) -> str:
+        return f"{self.stamp:016x}.{self.region:010d}.{self.index:010d}"
+
+    def __repr__(self) -> str:
+        return f"GlobalLsn({self!s})"

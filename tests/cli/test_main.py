@@ -47,6 +47,10 @@ def test_commands_are_the_known_ones() -> None:
         "walstream config explain",
         "walstream config reference",
         "walstream demo",
+        "walstream feed ack",
+        "walstream feed lsn",
+        "walstream feed serve",
+        "walstream feed subscribe",
         "walstream group describe",
         "walstream group list",
         "walstream group reset",
@@ -57,8 +61,14 @@ def test_commands_are_the_known_ones() -> None:
         "walstream pipeline run",
         "walstream pipeline status",
         "walstream produce",
+        "walstream sim",
         "walstream status",
         "walstream tail",
+        "walstream token jwks",
+        "walstream token mint",
+        "walstream token prune",
+        "walstream token rotate",
+        "walstream token show",
         "walstream topic alter",
         "walstream topic create",
         "walstream topic delete",
@@ -84,7 +94,12 @@ def test_flags_are_documented_in_the_help(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if not re.search(r"reference|node start|capture run|pipeline run|demo", name)]
+    "name",
+    [
+        name
+        for name in COMMANDS
+        if not re.search(r"reference|node start|capture run|pipeline run|feed serve|demo", name)
+    ],
 )
 def test_data_can_be_had_as_json(name: str) -> None:
     assert "output" in {parameter.name for parameter in COMMANDS[name].params}

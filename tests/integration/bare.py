@@ -48,6 +48,13 @@ def fetch_request(
     return request(FETCH, 4, body + struct.pack(">iiqi", 1, partition, offset, bytes_max))
 
 
+def list_offsets_request(topic: str, timestamp: int, *partitions: int) -> bytes:
+    asked = b"".join(struct.pack(">iq", partition, timestamp) for partition in partitions)
+    return request(
+        LIST_OFFSETS, 1, struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">i", len(partitions)) + asked
+    )
+
+
 def one_record(value: bytes, key: bytes | None = None) -> bytes:
     return bytes(build_batch([Record(0, int(time.time() * 1000), key, value)]))
 
@@ -63,6 +70,14 @@ class Fetched:
     error: int
     high_watermark: int
     records: bytes
+
+
+@dataclass(frozen=True)
+class Listed:
+    partition: int
+    error: int
+    timestamp: int
+    offset: int
 
 
 class Bare:
@@ -110,6 +125,12 @@ class Bare:
         at += 22 + 16 * max(0, aborted)
         (size,) = struct.unpack_from(">i", answer, at)
         return Fetched(error, high_watermark, answer[at + 4 : at + 4 + max(0, size)])
+
+    def list_offsets(self, topic: str, timestamp: int, *partitions: int) -> list[Listed]:
+        answer = self.ask(list_offsets_request(topic, timestamp, *partitions))
+        at = 4 + 2 + len(topic.encode())
+        (count,) = struct.unpack_from(">i", answer, at)
+        return [Listed(*struct.unpack_from(">ihqq", answer, at + 4 + 22 * number)) for number in range(count)]
 
     def ended(self, timeout_s: float = 10.0) -> bool:
         """Whether the node closes the connection within the time, whatever it still sends before."""

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from walstream.node.process import HOST, free_port
+from walstream.processes import HOST, free_port
 
 
 class Recorder:

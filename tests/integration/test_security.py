@@ -21,7 +21,8 @@ import pytest
 
 from node.certificates import Authority, Pair
 from walstream.node.credentials import make_credential
-from walstream.node.process import NodeProcess, free_port
+from walstream.node.process import NodeProcess
+from walstream.processes import free_port
 
 PASSWORD = "wonder,=land"
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")

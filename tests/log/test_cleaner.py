@@ -67,7 +67,7 @@ def test_compaction_keeps_the_table_and_drops_the_rest(rig):
     assert partition.log_start == 0
     assert partition.high_watermark == 500
     assert len(partition.segments) <= 3
-    assert [path.suffix for path in partition.folder.iterdir() if path.suffix not in (".log", ".index")] == []
+    assert {path.suffix for path in partition.folder.iterdir()} == {".log", ".index", ".producers"}
     for offset in range(0, 500, 7):  # Every offset can still be asked for.
         assert len(partition.read_blocking(offset, 1)) > 0
 
@@ -107,7 +107,7 @@ def test_a_crash_between_any_two_steps_is_finished_or_undone(rig, steps):
     rig.settle()
     rig.store.save_checkpoint(lambda error: None)
     cleaner = rig.store._rounds._cleaner
-    work = cleaner.plan(partition, rig.store._saved.partition(partition.key).segment, rig.now_ms)
+    work = cleaner.plan(partition, rig.store._saver.saved.partition(partition.key).segment, rig.now_ms)
 
     def save():
         partition.gaps_below = work.reached
@@ -132,7 +132,7 @@ def test_a_crash_between_any_two_steps_is_finished_or_undone(rig, steps):
     assert table(reopened)[0] == expected
     assert not reopened.damaged
     assert reopened.log_end == 300
-    assert {path.suffix for path in partition.folder.iterdir()} <= {".log", ".index"}
+    assert {path.suffix for path in partition.folder.iterdir()} <= {".log", ".index", ".producers"}
 
 
 def test_a_small_map_compacts_in_rounds(tmp_path):

@@ -330,3 +330,29 @@ def test_a_deleted_topic_leaves_nothing_for_its_successor(rig):
     assert values(successor) == ["new"]
     assert rig.disk.list(rig.folder / "trash") == []
     assert values(rig.again().store.partition("t", 0)) == ["new"]
+
+
+def test_a_topic_made_again_at_once_holds_nothing_of_the_one_that_is_still_being_deleted(rig):
+    first = rig.topic()
+    rig.write(first, "old")
+    rig.append(first, "queued")
+    rig.store.delete_topics(["t"])
+    second = rig.topic()
+    assert (second.log_end, values(second)) == (0, [])
+    assert rig.write(second, "new").base_offset == 0
+    assert values(second) == ["new"]
+    assert values(rig.again().store.partition("t", 0)) == ["new"]
+
+
+def test_a_topic_deleted_during_a_flush_keeps_no_other_from_hearing_of_it(rig):
+    gone, other = rig.topic("gone"), rig.topic("other")
+    for partition in (gone, other):
+        rig.append(partition, "a")
+    heard = outcome(other, 0)
+    taken = rig.store.commit.take(wait=False)
+    flush = rig.store.commit.execute(taken)
+    rig.store.delete_topics(["gone"])
+    rig.store.commit.complete(flush)
+    assert heard == [None]
+    rig.write(other, "b")
+    assert values(other) == ["a", "b"]

@@ -4,6 +4,7 @@ import pytest
 
 from log.rig import Rig, batch, values
 from walstream.errors import CorruptLog
+from walstream.log.scanning import Scan
 from walstream.log.settings import TopicSettings
 
 
@@ -29,11 +30,9 @@ def test_everything_is_there_after_a_stop(rig, clean):
 
 def test_a_clean_stop_reads_no_batch_again(rig, monkeypatch):
     fill(rig, rig.topic(segment_bytes="2048"), 50)
-    from walstream.log import recovery
-
     scanned = []
-    original = recovery._scan_segment
-    monkeypatch.setattr(recovery, "_scan_segment", lambda *a, **k: scanned.append(a) or original(*a, **k))
+    original = Scan.run
+    monkeypatch.setattr(Scan, "run", lambda *a: scanned.append(a) or original(*a))
     again = rig.again(clean=True)
     assert scanned == []
     assert len(values(again.store.partition("t", 0))) == 50
@@ -145,6 +144,23 @@ def test_the_journal_restores_what_the_segments_lost(rig, kept):
     assert len(rig.disk.list(rig.folder / "journal")) == 2  # The one that was begun since, and the spare one.
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.4, 0.7])
+def test_the_journal_restores_the_tail_of_a_segment_with_others_after_it(tmp_path, kept):
+    """The first segment was sealed before it was synced, and a power cut took its tail but not the second one."""
+    rig = Rig(tmp_path, defaults=TopicSettings(segment_bytes=250))
+    partition = rig.topic()
+    for number in range(5):
+        rig.write(partition, f"{number:030d}")
+    first, second, *_ = partition.segments
+    assert first.synced_size == 0, "only the journal has it"
+    assert second.size
+    data = first.path.read_bytes()
+    first.path.write_bytes(data[: int(len(data) * kept)])
+    reopened = rig.again(defaults=TopicSettings(segment_bytes=250)).store.partition("t", 0)
+    assert values(reopened) == [f"{number:030d}" for number in range(5)]
+    assert reopened.damaged == []
+
+
 def test_the_journal_restores_segments_whose_pages_were_written_out_of_order(rig):
     logs = wide(rig)
     for log in logs:
@@ -237,3 +253,20 @@ def test_a_crash_at_any_moment_keeps_what_was_flushed(tmp_path):
                 assert partition.log_start == started[index], seed
                 assert values(partition)[: len(promised[index])] == promised[index], seed
                 assert not partition.damaged, seed
+
+
+def test_a_start_at_the_end_of_the_checkpointed_segment_takes_nothing_after_it(tmp_path):
+    """The log was trimmed to its end, and then a new segment began there: the checkpoint still names the old one."""
+    rig = Rig(tmp_path, defaults=TopicSettings(segment_bytes=250))
+    partition = rig.topic()
+    rig.write(partition, "x" * 30)
+    rig.settle()
+    rig.write(partition, "y" * 30)
+    ended = []
+    rig.store.delete_records(partition, partition.log_end, ended.append)
+    assert ended == [None]
+    rig.write(partition, "z" * 30)
+    assert [segment.base_offset for segment in partition.segments] == [0, 2]
+    reopened = rig.again(defaults=TopicSettings(segment_bytes=250)).store.partition("t", 0)
+    assert reopened.write_error is None
+    assert values(reopened) == ["z" * 30]

@@ -260,7 +260,7 @@ async def test_a_lost_connection_takes_its_long_poll_along(tmp_path: Path, conne
         client.writer.transport.abort()
         await until_gone(node)
         assert node.budget.used_bytes == 0
-        assert not node.store.partition("t", 0)._listeners
+        assert not node.store.partition("t", 0)._readers
 
 
 async def test_a_node_that_stops_answers_what_is_in_flight(tmp_path: Path, connect: Connect) -> None:

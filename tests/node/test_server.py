@@ -18,8 +18,9 @@ from confluent_kafka import Producer
 from node.running import running_node
 from walstream import config
 from walstream.errors import ConfigError, DirectoryLocked, UsageError
+from walstream.node.addresses import split_address
 from walstream.node.process import NodeProcess
-from walstream.node.server import Node, split_address
+from walstream.node.server import Node
 
 PATIENCE_S = 20.0
 

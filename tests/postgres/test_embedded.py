@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from postgres.servers import MakePostgres
 from walstream.errors import DirectoryUnusable, UnhealthyError, UsageError
-from walstream.postgres.embedded import EmbeddedPostgres
+from walstream.postgres.embedded import EmbeddedPostgres, binaries
 
 
 @pytest.mark.parametrize("version", [18, 16])
@@ -84,3 +86,18 @@ def test_folder_that_the_servers_user_cannot_reach(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     with pytest.raises(DirectoryUnusable, match="may not pass"):
         server.start()
+
+
+def test_programs_that_the_servers_user_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    package = binaries(18).parents[1]
+    shutil.copytree(binaries(18).parent, closed / package.name / "installed")
+    shutil.copytree(package.with_suffix(".libs"), closed / f"{package.name}.libs")
+    monkeypatch.setattr("walstream.postgres.embedded.binaries", lambda _: closed / package.name / "installed" / "bin")
+    with EmbeddedPostgres(tmp_path / "cluster") as server, psycopg.connect(server.dsn) as session:
+        assert session.info.server_version // 10000 == 18
+    copied = server.program("postgres").parents[3]
+    if server.runs_as is not None:
+        assert copied.parent == Path(tempfile.gettempdir())
+        shutil.rmtree(copied)

@@ -11,15 +11,17 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
+from walstream.spark.belonging import Belonging
 from walstream.spark.columns import Mode, TableColumn
 from walstream.spark.types import META
-from walstream.spark.writers import TablePlan
+from walstream.spark.writers import Applied, TablePlan, Writer
 
 COLUMNS = (
     TableColumn("id", t.LongType(), 1),
@@ -45,6 +47,7 @@ class Version:
     lsn: int
     seq: int
     to_lsn: int | None = None
+    to_seq: int | None = None
 
 
 @dataclass
@@ -145,7 +148,7 @@ class Story:
     def _close(self, key: int, position: tuple[int, int]) -> None:
         for version in self.versions:
             if version.row["id"] == key and version.to_lsn is None:
-                version.to_lsn = position[0]
+                version.to_lsn, version.to_seq = position
 
 
 def _text(dice: random.Random) -> str | None:
@@ -201,3 +204,25 @@ def plan(path: Path, mode: Mode, end_lsn: int, **more: Any) -> TablePlan:
 def ordered(rows: Iterable[Mapping[str, Any]]) -> list[Values]:
     """Rows in an order of their own, to be compared."""
     return sorted((dict(row) for row in rows), key=lambda row: repr(sorted(row.items(), key=lambda pair: pair[0])))
+
+
+class SmallFirst:
+    """A writer that does every batch by one task, if it can be done so; what else is asked of it another one does."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self.left_to_spark = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def apply(self, plan: TablePlan, changes: DataFrame) -> Applied:
+        # A condition that names no epoch lets in those of another one, of which the stories have number 7.
+        epoch = 7 if plan.where == "_snapshot IS NULL" else plan.source_epoch
+        # What a task is given must be known in its process: so nothing of the tests.
+        given = partial(list, changes.toArrow().to_batches())
+        done = self._writer.apply_small(plan, given, Belonging(epoch, plan.snapshot))
+        if done is None:
+            self.left_to_spark += 1
+            return self._writer.apply(plan, changes)
+        return done

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from spark.child import QUICK, Child
 from spark.jars import Jars
-from walstream.node.process import HOST, free_port
+from walstream.processes import HOST, free_port
 
 # Without something to log with, a broker that fails says nothing.
 KAFKA = Jars("org.apache.kafka:kafka_2.13:4.3.1", beside=("org.slf4j:slf4j-simple:1.7.36",))

@@ -15,7 +15,8 @@ from walstream.config import Config
 from walstream.positions import Lsn
 from walstream.spark import read_at
 from walstream.spark.batches import CutRow
-from walstream.spark.cuts import Cut, Cuts
+from walstream.spark.cut_tables import Cut
+from walstream.spark.cuts import Cuts
 from walstream.spark.progress import Progress, View
 from walstream.spark.runner import run
 from walstream.spark.warehouse import table_path
@@ -48,7 +49,7 @@ class Piped:
         return Running(self)
 
     def at(self, lsn: Lsn | str = "latest") -> Cut:
-        return read_at(self.spark, self.warehouse, lsn)
+        return read_at(self.spark, lsn, warehouse=self.warehouse)
 
     def last(self) -> CutRow:
         found = self.cuts.last()

@@ -19,7 +19,7 @@ import pyspark
 
 import walstream
 from spark.child import QUICK, Child
-from walstream.node.process import HOST, free_port
+from walstream.processes import HOST, free_port
 
 WORKERS = 2
 _DEPLOY = "org.apache.spark.deploy"

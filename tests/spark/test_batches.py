@@ -15,7 +15,7 @@ import pytest
 
 from walstream.positions import ZERO, Lsn
 from walstream.spark.batches import Base, Books, CutRow, Outcome, PointFacts, Snapshot, Step, TableStep
-from walstream.spark.rereading import Passed, locate
+from walstream.spark.rereading import Passed, contradiction, locate
 
 
 def point(
@@ -262,6 +262,32 @@ class TestLocate:
 
 
 TABLES = ("a", "b", "c")
+
+
+class TestWhoseCut:
+    """A cut says something about the log that it was made from, and nothing about any other."""
+
+    CUT = CutRow(50, 2, Lsn(500), 1, {"a": 7}, {"a": "s"})
+
+    def base(self, offset: int, epoch: int, lsn: int) -> Base:
+        return Base(offset, epoch, Lsn(lsn))
+
+    def test_the_log_has_its_point(self) -> None:
+        assert contradiction(self.CUT, self.base(50, 2, 500), None, 51) == ""
+
+    @pytest.mark.parametrize("there", [(50, 2, 499), (50, 1, 500), (49, 2, 500)])
+    def test_the_log_has_another_point_there(self, there: tuple[int, int, int]) -> None:
+        assert contradiction(self.CUT, self.base(*there), None, 51).startswith("there it has the point at offset")
+
+    def test_the_log_is_too_short(self) -> None:
+        assert contradiction(self.CUT, None, None, 50) == "it ends at offset 50"
+
+    def test_what_was_removed_contradicts_nothing_unless_what_follows_does(self) -> None:
+        assert contradiction(self.CUT, None, None, 51) == ""
+        assert contradiction(self.CUT, None, self.base(60, 2, 500), 61) == ""
+        assert contradiction(self.CUT, None, self.base(60, 3, 1), 61) == ""
+        for first in (self.base(60, 2, 499), self.base(60, 1, 900)):
+            assert contradiction(self.CUT, None, first, 61).startswith("the first one that is left is the point at")
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """The same pipeline beyond one machine: another log, another writer, a cluster; one scenario, and the source is right.
 
+Two tables are too large for one task, so that their snapshots are read by all executors; what follows is small.
+
 What a user changes when a part is outgrown is one setting, and so it is here: `capture.bootstrap` for Apache Kafka,
 `pipeline.writer` for Delta's own MERGE, `pipeline.master` for a cluster. Where Maven Central cannot be reached, what
 comes from there is skipped.
@@ -34,12 +36,12 @@ TABLES = """
 create table here (id int primary key, amount bigint not null);
 create table there (id int primary key, amount bigint not null, note text);
 create table drafts (id int primary key, body text);
-insert into here select n, 1000 from generate_series(1, 2000) n;
-insert into there select n, 0, 'note ' || n from generate_series(1, 2000) n;
+insert into here select n, 1000 from generate_series(1, 60000) n;
+insert into there select n, 0, 'note ' || n from generate_series(1, 60000) n;
 insert into drafts select n, 'draft' from generate_series(1, 20) n;
 """
 COLUMNS = {"public.here": ["id", "amount"], "public.there": ["id", "amount", "note"], "public.drafts": ["id", "body"]}
-TOTAL = 2_000_000
+TOTAL = 60_000_000
 ROUNDS = 2
 
 
@@ -120,11 +122,11 @@ def change(captured: Captured, number: int) -> Lsn:
                 session.execute("update there set amount = amount + %s, note = 'moved' where id = %s", [at, at])
         with session.transaction():
             session.execute("update here set amount = amount - 7 where id = %s", [first + 41])
-            session.execute("insert into there values (%s, 7, null)", [10_000 + number])
+            session.execute("insert into there values (%s, 7, null)", [100_000 + number])
         with session.transaction():
             session.execute("delete from here where id between %s and %s", [first + 42, first + 51])
             session.execute("update there set amount = amount + 10000 where id = %s", [first + 42])
-        session.execute("update here set id = id + 20000 where id = %s", [first + 52])
+        session.execute("update here set id = id + 100000 where id = %s", [first + 52])
         session.execute("truncate drafts")
         ((before,),) = session.execute("select pg_current_wal_insert_lsn()::text").fetchall()
         session.execute("insert into drafts select n, %s from generate_series(1, 5) n", [f"round {number}"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from walstream.errors import CutExpired, UsageError
+from walstream.errors import CutExpired, ForeignLog, UsageError
 from walstream.positions import Lsn
 from walstream.spark.batches import CutRow
 from walstream.spark.cuts import Cuts
@@ -60,6 +61,27 @@ def test_two_handles_see_each_other(cuts: Cuts) -> None:
     assert not other.record(row(1, 10, a=9))
     assert other.record(row(2, 20, a=1))
     assert cuts.last() == other.last()
+
+
+def test_a_cut_whose_commit_is_there_is_recorded_whatever_fails_after_it(cuts: Cuts) -> None:
+    """Delta writes a checkpoint of its log after the commit: on a full disk that fails, and the commit stands."""
+    for point in range(1, 99):
+        cuts.record(row(point, point, a=point))
+    checkpoint = Path(cuts_path(cuts.warehouse)) / "_delta_log" / f"{99:020}.checkpoint.parquet"
+    (checkpoint / "in the way").mkdir(parents=True)
+    assert cuts.record(row(99, 99, a=99))
+    shutil.rmtree(checkpoint)
+    assert [one.point for one in Cuts(cuts.warehouse).all()] == list(range(1, 100))
+    assert cuts.record(row(100, 100, a=100))
+
+
+def test_cuts_of_another_capture_are_refused(cuts: Cuts) -> None:
+    cuts.record(row(5, 50, a=1))
+    other = Cuts(cuts.warehouse, "other")
+    for ask in (other.last, other.versions, lambda: other.record(row(9, 90, a=2))):
+        with pytest.raises(ForeignLog, match=r'the tables of w, not of other\..*capture.prefix to "w"'):
+            ask()
+    assert Cuts(cuts.warehouse).last() == cuts.last(), "whoever only reads need not know whose they are"
 
 
 class TestFinding:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
@@ -13,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
 from spark.changing import change, frame, plan
-from spark.test_writers import opened, read
+from spark.test_writers import WAYS, WRITERS, opened, read
 from walstream.errors import SchemaIncompatible, TableUnfit
 from walstream.spark.columns import TableColumn, table_schema
 from walstream.spark.evolution import compare, conversion
@@ -147,8 +149,20 @@ def test_text_is_what_the_log_would_hold(spark: SparkSession) -> None:
     assert list(frame.selectExpr(*made).collect()[0]) == [text for _, _, text in values]
 
 
-@pytest.fixture(params=["deltalake", "delta-spark"])
+class Turns:
+    """Writers that go on where another one stopped, batch by batch."""
+
+    def __init__(self, writers: Iterable[Writer]) -> None:
+        self._writers = cycle(writers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(next(self._writers), name)
+
+
+@pytest.fixture(params=[*WRITERS, "turns"])
 def writer(request: pytest.FixtureRequest, spark: SparkSession) -> Writer:
+    if request.param == "turns":
+        return cast(Writer, Turns([opened(name, spark) for name in WAYS]))
     return opened(request.param, spark)
 
 

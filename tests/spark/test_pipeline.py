@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from integration.capturing import InThread, wait_until, working
 from spark.conftest import Captured, MakeCaptured
 from spark.piping import Piped, listed
+from spark.test_source_faults import remove
+from walstream.capture.kafka import LogAddress
 from walstream.capture.runner import run_generation
 from walstream.config import Config, TableRule
-from walstream.errors import CutExpired
+from walstream.errors import CutExpired, ForeignLog
 from walstream.positions import Lsn
 from walstream.spark.cuts import Cuts
+from walstream.spark.fetching import Address
+from walstream.spark.kept_tables import KeptTables
 from walstream.spark.maintenance import Maintenance
-from walstream.spark.warehouse import checkpoint_path
+from walstream.spark.rereading import Points
+from walstream.spark.warehouse import checkpoint_path, cuts_path
 from walstream.spark.writers import open_writer
 
 pytestmark = pytest.mark.timeout(900)
@@ -66,8 +74,9 @@ def position(captured: Captured) -> Lsn:
     return Lsn.parse(captured.execute("select pg_current_wal_lsn()::text")[0][0])
 
 
-def test_snapshot_then_changes(make_piped: MakePiped) -> None:
-    piped = make_piped(ACCOUNTS)
+@pytest.mark.parametrize("small_rows_max", [50_000, 0], ids=["by one task", "by queries"])
+def test_snapshot_then_changes(make_piped: MakePiped, small_rows_max: int) -> None:
+    piped = make_piped(ACCOUNTS, pipeline__small_rows_max=small_rows_max)
     captured = piped.captured
     captured.wait_for_snapshots("public.accounts", "public.events")
     view = piped.once()
@@ -174,6 +183,45 @@ def test_a_lost_checkpoint_changes_nothing(make_piped: MakePiped) -> None:
     assert piped.check("public.events", ["id", "account", "body"]) == 501
 
 
+def test_a_warehouse_of_another_log_is_refused(make_piped: MakePiped) -> None:
+    piped = make_piped(ACCOUNTS)
+    captured = piped.captured
+    captured.wait_for_snapshots("public.accounts", "public.events")
+    piped.once()
+    # As if the log had been made anew, and its capture begun again: cuts beyond its end, or of other LSNs.
+    recorded, own = piped.last(), Cuts(piped.warehouse, captured.prefix)
+    own.record(replace(recorded, point=50_000))
+    for _ in ("with its checkpoint", "without it"):
+        with pytest.raises(ForeignLog, match=r"at offset 50,000 .* does not have: it ends at .*pipeline.warehouse"):
+            piped.once()
+        shutil.rmtree(checkpoint_path(piped.warehouse), ignore_errors=True)
+    shutil.rmtree(cuts_path(piped.warehouse))
+    own = Cuts(piped.warehouse, captured.prefix)
+    own.record(replace(recorded, end_lsn=Lsn(int(recorded.end_lsn) - 1)))
+    with pytest.raises(ForeignLog, match=r"there it has the point at offset"):
+        piped.once()
+    # And another capture's.
+    shutil.rmtree(cuts_path(piped.warehouse))
+    Cuts(piped.warehouse, "other").record(recorded)
+    with pytest.raises(ForeignLog, match="the tables of other"):
+        piped.once()
+
+
+def test_a_cut_before_the_beginning_of_the_log_is_no_contradiction(make_piped: MakePiped) -> None:
+    piped = make_piped(ACCOUNTS)
+    captured = piped.captured
+    captured.wait_for_snapshots("public.accounts", "public.events")
+    piped.once()
+    cut = piped.last()
+    captured.execute("update accounts set amount = 3 where id = 3")
+    captured.wait()
+    commits = f"{captured.prefix}.commits"
+    points = Points(LogAddress(captured.node.address), captured.prefix, lambda _: None)
+    points.check(cut, piped.warehouse)
+    remove(captured, commits, cut.point + 1)
+    points.check(cut, piped.warehouse)
+
+
 def test_a_column_added_in_mid_stream(make_piped: MakePiped) -> None:
     piped = make_piped(ACCOUNTS)
     captured = piped.captured
@@ -188,6 +236,22 @@ def test_a_column_added_in_mid_stream(make_piped: MakePiped) -> None:
     assert piped.check("public.accounts", ["id", "amount", "email"]) == 102
     assert "owner" not in piped.at().tables["public.accounts"].columns
     assert "owner" in piped.at(before.end_lsn).tables["public.accounts"].columns
+
+
+def test_columns_that_are_renamed_and_widened_keep_their_values(make_piped: MakePiped) -> None:
+    """Rows that nothing happens to are not sent again: only the column's number tells whose values they have."""
+    piped = make_piped(ACCOUNTS + "create table counts (id int primary key, n int, note text);")
+    captured = piped.captured
+    captured.wait_for_snapshots("public.accounts", "public.events", "public.counts")
+    captured.execute("insert into counts select g, g, 'note ' || g from generate_series(1, 20) g")
+    piped.once()
+    captured.execute("alter table counts rename column note to remark; alter table counts alter column n type bigint")
+    captured.execute("insert into counts values (21, 5000000000, 'new')")
+    captured.execute("update counts set n = 6000000000 where id = 1")
+    piped.once()
+    assert piped.check("public.counts", ["id", "n", "remark"]) == 21
+    assert dict(piped.at().tables["public.counts"].dtypes)["n"] == "bigint"
+    assert piped.check("public.accounts", ["id", "owner", "amount"]) == 100
 
 
 def test_a_table_that_is_not_wanted_is_left_alone_until_it_is(make_piped: MakePiped) -> None:
@@ -205,6 +269,23 @@ def test_a_table_that_is_not_wanted_is_left_alone_until_it_is(make_piped: MakePi
     piped.once()
     assert piped.last().versions.keys() == {"public.accounts", "public.events"}
     assert piped.check("public.events", ["id", "account", "body"]) == 502
+
+
+def test_a_configured_table_that_is_not_in_the_log_is_told_once(make_piped: MakePiped) -> None:
+    piped = make_piped(ACCOUNTS)
+    captured = piped.captured
+    captured.wait_for_snapshots("public.accounts", "public.events")
+    rules = {"public__acounts": TableRule(mode="append"), "public__events": TableRule(mode="append")}
+    pipeline = with_tables(piped, **rules).config.pipeline
+    tables = KeptTables(Address(captured.node.address, {}), captured.prefix, pipeline, ())
+    with structlog.testing.capture_logs() as lines:
+        tables.refresh()
+        captured.execute("create table more (id int primary key)")
+        captured.wait_for_snapshots("public.more")
+        tables.refresh()
+    told = [line for line in lines if line["event"] == "configured table is not in the log yet"]
+    assert [line["table"] for line in told] == ["public.acounts"]
+    assert "public.accounts" in told[0]["hint"]
 
 
 class TestTablesThatStop:
@@ -254,6 +335,24 @@ class TestTablesThatStop:
         assert mended.check("public.visits", ["id", "who"]) == 3
         ((at,),) = mended.at().tables["public.visits"].where("id = 2").select("at").collect()
         assert at == "infinity"
+
+    def test_a_type_that_becomes_another_one_stops_its_table_alone(self, make_piped: MakePiped) -> None:
+        piped = make_piped(ACCOUNTS)
+        captured = piped.captured
+        captured.wait_for_snapshots("public.accounts", "public.events")
+        piped.once()
+        version = piped.last().versions["public.events"]
+        captured.execute("alter table events alter column account type date using date '2026-01-31'")
+        captured.execute("insert into events values (9001, '2026-02-01', 'x')")
+        captured.execute("update accounts set amount = 7 where id = 7")
+        piped.once()
+        stopped = piped.last().stopped
+        assert stopped.keys() == {"public.events"}
+        assert "The column account of public.events was bigint and is now date" in stopped["public.events"]
+        assert "new snapshot" in stopped["public.events"]
+        assert piped.delta("public.events").version() == version
+        assert piped.last().versions.keys() == {"public.accounts"}
+        assert piped.check("public.accounts", ["id", "owner", "amount"]) == 100
 
 
 class TestSnapshots:
@@ -309,6 +408,36 @@ class TestSnapshots:
         # The end of the old epoch is a cut of its own, with the table as it was then.
         old = Cuts(piped.warehouse).find("latest", source_epoch=1)
         assert old.versions.keys() == {"public.accounts", "public.events"}
+
+
+def test_maintenance_has_its_turn_between_batches(make_piped: MakePiped) -> None:
+    piped = make_piped(ACCOUNTS)
+    captured = piped.captured
+    captured.wait_for_snapshots("public.accounts", "public.events")
+    # A minute is the shortest that a user can have.
+    often = piped.config.pipeline.model_copy(update={"maintenance_interval_minutes": 0.02})
+    piped = Piped(captured, piped.config.model_copy(update={"pipeline": often}))
+
+    def is_compacted() -> bool:
+        return any(one.get("userMetadata") == "walstream: compaction" for one in piped.delta("public.events").history())
+
+    with piped.running() as pipeline:
+        pipeline.wait_for(Lsn(0))
+        assert [query.name for query in piped.spark.streams.active] == [f"walstream-{captured.prefix}"]
+        number, deadline = 0, time.monotonic() + 300
+        while not is_compacted():
+            assert time.monotonic() < deadline, "nothing is compacted"
+            number += 1
+            before = position(captured)
+            captured.execute("insert into events values (%s, 1, 'more')", [1_000 + number])
+            pipeline.wait_for(Lsn(before + 1))
+        before = position(captured)
+        captured.execute("delete from events where id > 1000")
+        pipeline.wait_for(Lsn(before + 1))
+    assert piped.check("public.events", ["id", "account", "body"]) == 500
+    for row in piped.cuts.all():
+        if "public.events" in row.versions:
+            assert len(listed(piped.warehouse, row, "public.events", "id")) >= 500
 
 
 def test_maintenance_keeps_what_cuts_list(make_piped: MakePiped) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
+import walstream
 from integration.capturing import settings as capture_settings
 from integration.capturing import wait_until, working
 from spark.conftest import Captured, MakeCaptured
 from spark.pipeline_process import PipelineProcess
 from walstream.capture.kafka import LogAddress
 from walstream.capture.ladder import read_ladder
-from walstream.node.process import free_port
+from walstream.processes import free_port
 from walstream.spark.cuts import Cuts
 from walstream.spark.rung import read_rung
 
@@ -105,6 +110,31 @@ def test_once_ends_by_itself_and_maintenance_can_be_asked_for(make_captured: Mak
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["tables"] == 1
     assert "Traceback" not in process.log_text()
+
+
+def test_the_program_that_spark_submit_runs(make_captured: MakeCaptured, tmp_path: Path) -> None:
+    captured = make_captured("create table orders (id int primary key); insert into orders values (1), (2)")
+    captured.wait_for_snapshots("public.orders")
+    captured.wait()
+    process = made(captured, tmp_path)
+    program = tmp_path / "pipeline.py"
+    arguments = ["pipeline", "run", "--config", str(process.file), "--once"]
+    program.write_text(f"from walstream.cli.main import run\n\nrun({arguments})\n")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    done = subprocess.run(
+        [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(program)],
+        env={**os.environ, "PYTHONPATH": str(Path(walstream.__file__).parent.parent), "PYSPARK_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Traceback" not in done.stderr, done.stderr[-4000:]
+    last = Cuts(str(tmp_path / "warehouse")).last()
+    assert last is not None
+    assert last.versions == {"public.orders": 0}
 
 
 def test_a_log_that_nobody_writes_to_is_said_so(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def test_tasks_are_about_the_same_size() -> None:
     points = [point(number, span(number * 10, number * 10 + 10)) for number in range(30)]
     found = ranges(points, TOPIC, BOUNDS, 250)
     assert [each.spans.rows_total for each in found] == [150, 150]
+    # No first share ends where a point does, and what it lacks is no third task.
+    points = [point(number, span(number * 7, number * 7 + 7)) for number in range(63)]
+    found = ranges(points, TOPIC, BOUNDS, 250)
+    assert [each.spans.rows_total for each in found] == [217, 224]
 
 
 def test_partitions_generations_and_snapshots_are_tasks_of_their_own() -> None:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from walstream import logs
 from walstream.cli.pipeline_screen import (
@@ -15,6 +16,7 @@ from walstream.cli.pipeline_screen import (
     LiveScreen,
     LogScreen,
     chosen,
+    drawn,
     duration_in_words,
     head_in_words,
     make,
@@ -161,6 +163,17 @@ def test_the_log_appears_above_the_table(progress: Progress, clocks: Clocks) -> 
     shown = terminal.getvalue()
     assert shown.index("public.a") < shown.index("something happened")
     assert "tables at 0/1000" in shown
+
+
+def test_the_table_shows_rate_time_and_freshness_of_each_table(progress: Progress, clocks: Clocks) -> None:
+    one_batch(progress, clocks)
+    progress.stopped("public.b", "no")
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(drawn(progress.look()))
+    _, head, first, second = (line.split() for line in shown.getvalue().splitlines())
+    assert head == ["table", "mode", "state", "rows/s", "rows", "batch", "freshness", "version"]
+    assert first == ["public.a", "mirror", "current", "500", "1,000", "2.0", "s", "2.5", "s", "3"]
+    assert second == ["public.b", "append", "stopped", "0", "0", "-", "-", "-"]
 
 
 def test_log_lines_come_every_ten_seconds_and_when_something_moved() -> None:

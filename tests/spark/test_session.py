@@ -1,11 +1,17 @@
-"""Settings of Spark, and what its failures mean: without a session."""
+"""Settings of Spark, what its failures mean, and a session after another."""
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from deltalake.exceptions import DeltaError
 
 from walstream.config import PipelineConfig
-from walstream.errors import RowsMissing, SparkFailed, UsageError, ValueUnrepresentable
+from walstream.errors import RowsMissing, SparkFailed, UsageError, ValueUnrepresentable, WarehouseFailed
 from walstream.spark.failures import meaning, stops_one_table
 from walstream.spark.session import DELTA_CATALOG, delta_package, settings
 
@@ -66,5 +72,32 @@ class TestMeaning:
         assert found.retryable
         assert not stops_one_table(found)
 
+    def test_what_is_not_spark_s_is_not_said_of_it(self) -> None:
+        full = meaning(OSError(errno.ENOSPC, "No space left on device", "/w/_delta_log/x"))
+        assert type(full) is WarehouseFailed
+        assert full.message == (
+            "A file could not be read or written: [Errno 28] No space left on device: '/w/_delta_log/x'."
+        )
+        assert "Make room" in full.hint
+        log = meaning(DeltaError("Generic delta kernel error: No files in log segment"))
+        assert type(log) is WarehouseFailed
+        assert log.message == "Delta's log of a table failed: Generic delta kernel error: No files in log segment."
+        for error in (full, log):
+            assert error.retryable
+            assert not stops_one_table(error)
+        # The JVM is gone.
+        assert type(meaning(ConnectionRefusedError(111, "Connection refused"))) is SparkFailed
+
     def test_of_nothing_we_know_the_name(self) -> None:
         assert type(meaning(RuntimeError("walstream.errors.Unknown: x"))) is SparkFailed
+
+
+@pytest.mark.timeout(300)
+def test_a_session_after_another_has_a_jvm_of_its_own(tmp_path: Path) -> None:
+    # In a process of its own, because Spark in this one belongs to other tests.
+    script = str(Path(__file__).with_name("two_sessions.py"))
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "rows")], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines() == ["10 10 10", "20 20 20"]

@@ -17,6 +17,8 @@ from walstream.capture.kafka import LogAddress
 from walstream.capture.reading import LogReader
 from walstream.errors import WalstreamError
 from walstream.node.credentials import make_credential
+from walstream.spark import read_at
+from walstream.spark.runner import run
 
 PASSWORD = "open,=sesame"
 READS = {"principal": "reader", "kind": "topic", "name": "*", "operations": ["read"]}
@@ -43,6 +45,7 @@ def test_security(
         capture__security__user="writer",
         capture__security__password_env="LOG_PASSWORD",
         capture__security__tls_ca=str(authority.certificate),
+        pipeline__warehouse=str(tmp_path / "warehouse"),
     )
 
     def rows() -> int:
@@ -55,8 +58,17 @@ def test_security(
 
     with InThread(config):
         wait_until(lambda: rows() == 0, "a generation")
-        database.execute("insert into t select generate_series(1, 100)")
-        wait_until(lambda: rows() == 100, "the rows")
+        database.execute("insert into t select generate_series(1, 50)")
+        wait_until(lambda: rows() == 50, "the rows")
+    # Again, with what it has written to be read first: nobody here has a right to any consumer group.
+    with InThread(config):
+        database.execute("insert into t select generate_series(51, 100)")
+        wait_until(lambda: rows() == 100, "more rows")
+        # The pipeline needs no settings of its own for it: who may write the log may read it.
+        run(config, spark, lambda: False, once=True)
+    # Whoever names no warehouse means the configured one.
+    monkeypatch.setenv("WALSTREAM_PIPELINE__WAREHOUSE", config.pipeline.warehouse)
+    assert read_at(spark).tables["public.t"].count() == 100
 
     def load(user: str, password: str = PASSWORD) -> list[int]:
         options = {

@@ -11,9 +11,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 from integration.capturing import wait_until
 from spark.conftest import Captured, MakeCaptured
+from walstream.spark.options import Options
+from walstream.spark.source import WalstreamStreamReader
 
 TABLES = """
 create table a (id int primary key, amount int not null);
@@ -179,13 +182,31 @@ def test_a_running_query_follows_and_reports_its_lag(moved: Captured, spark: Spa
 def test_starting_somewhere(moved: Captured, tmp_path: Path, starting: str) -> None:
     transfers(moved, 1, 4)
     ((lsn, now),) = moved.execute("select pg_current_wal_flush_lsn()::text, clock_timestamp()")
+    transfers(moved, 5, 7)
     place = {"latest": "latest", "lsn": lsn, "time": now.isoformat()}[starting]
     frame = moved.read_stream(table="public.a", starting=place)
     batches = Batches()
     run_available(frame, tmp_path, batches)
-    transfers(moved, 5, 7)
+    assert sorted(row.id for row in batches.all) == ([] if starting == "latest" else [5, 6, 7])
+    transfers(moved, 8, 9)
     run_available(frame, tmp_path, batches)
-    assert sorted(row.id for row in batches.all) == [5, 6, 7]
+    assert sorted(row.id for row in batches.all)[-2:] == [8, 9]
+
+
+def test_available_now_is_what_was_there_when_it_began(moved: Captured) -> None:
+    transfers(moved, 1, 4)
+    reader = WalstreamStreamReader(Options.of({**moved.options, "table": "public.a"}), StructType())
+    try:
+        start = reader.initialOffset()
+        there = reader.reportLatestOffset()
+        reader.prepareForTriggerAvailableNow()
+        transfers(moved, 5, 7)
+        limit = reader.getDefaultReadLimit()
+        assert reader.latestOffset(start, limit) == there
+        assert reader.latestOffset(there or {}, limit) == there, "so the query ends, however much has come since"
+        assert reader.reportLatestOffset() != there
+    finally:
+        reader.stop()
 
 
 def test_checkpoint_of_another_log_is_told(moved: Captured, make_captured: MakeCaptured, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,16 +17,20 @@ from pyspark.sql import types as t
 
 from integration.support import rounds
 from spark import jars
-from spark.changing import COLUMNS, EPOCH, LARGE, NAMES, Story, Values, change, frame, moment, ordered, plan
+from spark.changing import COLUMNS, EPOCH, LARGE, NAMES, SmallFirst, Story, Values, change, frame, moment, ordered, plan
 from walstream.errors import CorruptCommits, KeyMissing, RowsMissing, TableConflict, TableUnfit, UsageError
 from walstream.spark.columns import TableColumn
+from walstream.spark.small.task import LITTER_FILES
 from walstream.spark.writers import Applied, Writer, open_writer
 from walstream.spark.writers.applying import TableWriter
+from walstream.spark.writers.files import TableFiles
 
 WRITERS = ("deltalake", "delta-spark")
+WAYS = (*WRITERS, "small")
+"""`small` is `deltalake` with batches that one task does."""
 
 
-@pytest.fixture(params=WRITERS)
+@pytest.fixture(params=WAYS)
 def writer(request: pytest.FixtureRequest, spark: SparkSession) -> Writer:
     return opened(request.param, spark)
 
@@ -33,6 +38,8 @@ def writer(request: pytest.FixtureRequest, spark: SparkSession) -> Writer:
 def opened(name: str, spark: SparkSession) -> Writer:
     if name == "delta-spark":
         jars.required()
+    if name == "small":
+        return SmallFirst(open_writer("deltalake", spark))
     return open_writer(name, spark)
 
 
@@ -89,6 +96,7 @@ def history_of(story: Story, upto: int) -> list[Values]:
             "_valid_from_lsn": version.lsn,
             "_valid_from_seq": version.seq,
             "_valid_to_lsn": ended if (ended := version.to_lsn) is not None and ended < upto else None,
+            "_valid_to_seq": version.to_seq if ended is not None and ended < upto else None,
             "_valid_from": moment(version.lsn),
             "_valid_to": moment(ended) if ended is not None and ended < upto else None,
             "_op": version.op,
@@ -133,14 +141,14 @@ def test_any_history_in_any_batches_with_replays(make: MakePipeline, mode: str, 
 
 
 def test_writers_take_turns_on_one_table(spark: SparkSession, path: Path) -> None:
-    writers = [opened(name, spark) for name in WRITERS]
+    writers = [opened(name, spark) for name in WAYS]
     for mode in ("mirror", "history", "append"):
         story = Story()
         story.play(random.Random(mode), 60, truncates=0.02)
         ends = sorted(random.Random(mode).sample(sorted(story.states)[1:], 4))
         after = 0
         for number, upto in enumerate(ends):
-            pipeline = Pipeline(spark, writers[number % 2], path / mode, mode, story)
+            pipeline = Pipeline(spark, writers[number % 3], path / mode, mode, story)
             pipeline.apply(after, upto)
             pipeline.check(upto)
             after = upto
@@ -416,37 +424,89 @@ class Intruder:
         return target
 
 
-@pytest.mark.parametrize("times", [2, 5])
-def test_a_commit_that_comes_first_makes_the_batch_start_again(spark: SparkSession, path: Path, times: int) -> None:
+@pytest.mark.parametrize(("mode", "times"), [("mirror", 2), ("mirror", 5), ("history", 2), ("append", 2)])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_commit_that_comes_first_makes_the_batch_start_again(
+    spark: SparkSession, path: Path, name: str, mode: str, times: int
+) -> None:
     story = Story()
     for key in range(3):
         story.insert(id=key, n=0, doc="d")
     first = story.commit()
-    plain = opened("deltalake", spark)
-    Pipeline(spark, plain, path, "mirror", story).apply(0, first)
+    plain = opened(name, spark)
+    Pipeline(spark, plain, path, mode, story).apply(0, first)
     ends = []
-    for _ in range(6):
-        story.update(0, LARGE, n=len(ends) + 1)
+    for number in range(6):
+        story.update(0, LARGE, n=number + 1)
+        story.insert(id=10 + number, n=number)
         ends.append(story.commit())
 
     def intrude() -> None:
         # The same changes, a bit further each time: what is left must not be applied twice.
         upto = ends[next(numbers)]
-        Pipeline(spark, plain, path, "mirror", story).apply(first, upto)
+        Pipeline(spark, plain, path, mode, story).apply(first, upto)
 
     numbers = iter(range(6))
     assert isinstance(plain, TableWriter)
-    pipeline = Pipeline(spark, TableWriter(Intruder(plain._store, times, intrude), spark), path, "mirror", story)
+    pipeline = Pipeline(spark, TableWriter(Intruder(plain._store, times, intrude), spark), path, mode, story)
     if times == 5:
         with pytest.raises(TableConflict, match="each of 5 times"):
             pipeline.apply(first, ends[-1])
         pipeline.check(ends[4])
         return
-    assert not pipeline.apply(first, ends[-1]).is_replay
+    result = pipeline.apply(first, ends[-1])
+    assert (result.is_replay, result.version) == (False, DeltaTable(str(path)).version())
     pipeline.check(ends[-1])
-    files = {Path(uri).name for uri in DeltaTable(str(path)).file_uris()}
-    told = {row["path"] for row in _adds(path)}
-    assert {file.name for file in path.glob("*.parquet")} <= told | files, "files that lost the race are gone"
+    if name == "deltalake":
+        files = {Path(uri).name for uri in DeltaTable(str(path)).file_uris()}
+        told = {row["path"] for row in _adds(path)}
+        assert {file.name for file in path.glob("*.parquet")} <= told | files, "files that lost the race are gone"
+
+
+@pytest.mark.parametrize("mode", ["mirror", "append"])
+def test_what_fails_after_the_commit_does_not_undo_it(spark: SparkSession, path: Path, mode: str) -> None:
+    """Delta writes a checkpoint of its log after some commits: on a full disk that fails, and the commit stands."""
+    pipeline = Pipeline(spark, opened("deltalake", spark), path, mode, Story())
+    log, story = path / "_delta_log", pipeline.story
+    story.insert(id=0, n=0)
+    after = story.commit()
+    pipeline.apply(0, after)
+    # Commits of no matter, to come sooner to the version that the first checkpoint is written of.
+    for number in range(1, 24):
+        DeltaTable(str(path)).alter.set_table_description(f"{number}")
+    (log / f"{24:020}.checkpoint.parquet" / "in the way").mkdir(parents=True)
+    story.insert(id=1, n=1)
+    story.truncate() if mode == "mirror" else story.update(0, n=7)
+    end = story.commit()
+    result = pipeline.apply(after, end)
+    assert (result.version, result.is_replay) == (24, False)
+    pipeline.check(end)
+    shutil.rmtree(log / f"{24:020}.checkpoint.parquet")
+    assert pipeline.apply(after, end).is_replay
+    pipeline.check(end)
+
+
+def test_files_of_a_commit_that_may_have_been_made_are_left(
+    spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(spark, opened("deltalake", spark), path, "mirror", Story())
+    story = pipeline.story
+    story.insert(id=1, n=1)
+    first = story.commit()
+    pipeline.apply(0, first)
+    story.truncate()
+    story.insert(id=2, n=2)
+    end = story.commit()
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TableFiles, "sync_commit", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            pipeline.apply(first, end)
+    assert pipeline.apply(first, end).is_replay
+    pipeline.check(end)
 
 
 def _adds(path: Path) -> list[dict[str, Any]]:
@@ -506,3 +566,22 @@ def test_what_a_killed_driver_left_is_nobodys_and_can_be_removed(spark: SparkSes
 def test_a_writer_that_is_not_one(spark: SparkSession) -> None:
     with pytest.raises(UsageError, match="deltalake or delta-spark"):
         open_writer("parquet", spark)
+
+
+def test_many_small_files_become_one_with_the_next_small_batch(spark: SparkSession, path: Path) -> None:
+    writer = opened("small", spark)
+    story = Story()
+    pipeline = Pipeline(spark, writer, path, "mirror", story)
+    after = 0
+    files = []
+    for number in range(LITTER_FILES + 3):
+        story.insert(id=number, n=number, doc="d")
+        if number % 10 == 9:
+            story.update(number - 5, LARGE, n=-1)
+        upto = story.commit()
+        pipeline.apply(after, upto)
+        after = upto
+        files.append(len(DeltaTable(str(path)).file_uris()))
+    assert max(files) == LITTER_FILES
+    assert files[-1] < 5
+    pipeline.check(after)

@@ -36,6 +36,9 @@ UNREACHABLE: Final = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
+OF_GROUPS: Final = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.COORDINATOR_NOT_AVAILABLE})
+"""librdkafka asks who coordinates its group; who reads by offsets has no use for one, and perhaps no right to it."""
+
 _BY_CODE: Final[dict[int, type[WalstreamError]]] = {
     KafkaError._AUTHENTICATION: errors.AuthenticationFailed,
     KafkaError.SASL_AUTHENTICATION_FAILED: errors.AuthenticationFailed,

@@ -27,7 +27,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from walstream.capture.chain import Chain
 from walstream.capture.commit_points import CommitRecord, Point, RowFacts, Span, decode
-from walstream.capture.kafka import LogAddress
+from walstream.capture.kafka import OF_GROUPS, LogAddress
 from walstream.capture.topics import Topics
 from walstream.errors import CorruptCommits, DataLoss, UnreachableError
 from walstream.positions import Lsn, TopicPartition
@@ -70,7 +70,8 @@ class PartitionReader:
         deadline = time.monotonic() + SILENCE_S_MAX
         while True:
             with self._address.translated(str(partition)):
-                messages = consumer.consume(CHUNK, timeout=CHUNK_S)
+                told = consumer.consume(CHUNK, timeout=CHUNK_S)
+            messages = [one for one in told if (error := one.error()) is None or error.code() not in OF_GROUPS]
             if messages:
                 deadline = time.monotonic() + SILENCE_S_MAX
             elif time.monotonic() > deadline:

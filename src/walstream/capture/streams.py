@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Final
 
 from walstream.capture.codegen import Target
-from walstream.config import StreamRule
+from walstream.config import RowOperation, StreamRule
 from walstream.errors import ConfigError
 from walstream.postgres.relations import RelationInfo
 
@@ -68,6 +68,18 @@ class Streams:
     def takes(self, schema: str, table: str) -> bool:
         """Whether any rule matches a table."""
         return any(matches(f"{schema}.{table}") for _, matches in self._rules)
+
+    def operations_of(self, schema: str, table: str) -> frozenset[RowOperation]:
+        """Return the operations whose rows go to the table's own topic."""
+        own = self.topic(schema, table)
+        return frozenset(
+            operation
+            for rule, matches in self._rules
+            if matches(f"{schema}.{table}")
+            and rule.format == "debezium"
+            and self._fill(rule.topic or _DEFAULT_TOPIC, schema, table) == own
+            for operation in rule.operations
+        )
 
     def topics_of(self, info: RelationInfo) -> list[str]:
         """Return the topics of a table that are known before its first row. Raises ConfigError."""

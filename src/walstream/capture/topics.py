@@ -20,27 +20,42 @@ from typing import Any, Final, cast
 
 from confluent_kafka import TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
+from walstream import logs
 from walstream.capture.kafka import TIMEOUT_S, LogAddress
-from walstream.errors import LogUnfit, TopicExists, UnknownTopic, UnreachableError
+from walstream.errors import LogUnfit, NotAuthorized, TopicExists, UnknownTopic, UnreachableError
 from walstream.positions import TopicPartition
+
+log = logs.get(__name__)
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest record of a topic that capture creates: a row is one record, and rows can be large."""
 
 POLL_S: Final = 0.02
 
+_TIME: Final = "message.timestamp.type"
+_APPEND_TIME: Final = "LogAppendTime"
+
 # The leader's clock decides what retention removes, not the time of the commit, which may be long ago in a backlog;
-# the time of the commit stays in the record's own timestamp.
+# the time of the commit stays in the record's own timestamp. It also gives rows and commit points their order over all
+# partitions.
 DATA: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
-    "message.timestamp.type": "LogAppendTime",
+    _TIME: _APPEND_TIME,
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
 }
 COMMITS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
+    _TIME: _APPEND_TIME,
     "retention.bytes": "-1",
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
 }
@@ -121,6 +136,8 @@ class Topics:
                 self._create(topic, 1, settings)
         settings_of = self._settings(wanted)
         self._check_commits(settings_of[names.commits])
+        if settings_of[names.commits].get(_TIME) != _APPEND_TIME:
+            self._stamp(names.commits)
         for topic in (names.schema, names.status):
             if "compact" not in settings_of[topic].get("cleanup.policy", ""):
                 raise LogUnfit(
@@ -208,6 +225,22 @@ class Topics:
             resource.name: {name: _value(entry) for name, entry in self._address.wait(future, resource.name).items()}
             for resource, future in futures.items()
         }
+
+    def _stamp(self, topic: str) -> None:
+        """Have the leader stamp a topic that an earlier version made without append time; nothing else reads its times.
+
+        Capture works without it, so one that may not change topics goes on.
+        """
+        entry = ConfigEntry(_TIME, _APPEND_TIME, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        future = self.admin.incremental_alter_configs([resource], request_timeout=TIMEOUT_S)[resource]
+        try:
+            self._address.wait(future, f"Changing the topic {topic}")
+        except NotAuthorized as error:
+            hint = f"walstream topic alter {topic} --set {_TIME}={_APPEND_TIME}"
+            log.warning("commit points have no append time", topic=topic, error=error.message, hint=hint)
+        else:
+            log.info("commit points have append time from now on", topic=topic)
 
     def _check_commits(self, settings: Mapping[str, str]) -> None:
         topic = self.names.commits

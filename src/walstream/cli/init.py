@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from walstream import config
-from walstream.cli.options import DEFAULT_FILE, command, pairs
+from walstream.cli.options import command, pairs
 from walstream.cli.output import Output
+from walstream.config import DEFAULT_FILE
 from walstream.errors import UsageError
 
 

@@ -14,12 +14,31 @@ import typer
 from typer.core import TyperGroup
 
 from walstream import __version__
-from walstream.cli import capture, config, demo, group, init, node, pipeline, produce, status, tail, topic, user
+from walstream.cli import (
+    capture,
+    config,
+    demo,
+    feed,
+    group,
+    init,
+    node,
+    pipeline,
+    produce,
+    sim,
+    status,
+    tail,
+    token,
+    topic,
+    user,
+)
 from walstream.cli.output import console
 from walstream.error_codes import codes
 from walstream.errors import WalstreamError
 
-ORDER = ("init", "node", "capture", "pipeline", "topic", "produce", "tail", "group", "status", "user", "config", "demo")
+ORDER = (
+    "init", "node", "capture", "pipeline", "feed", "topic", "produce", "tail", "group", "status", "user", "token",
+    "config", "demo", "sim",
+)  # fmt: skip
 
 
 class Nouns(TyperGroup):
@@ -43,14 +62,17 @@ init.add_to(app)
 app.add_typer(node.app, name="node")
 app.add_typer(capture.app, name="capture")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(feed.app, name="feed")
 app.add_typer(topic.app, name="topic")
 produce.add_to(app)
 tail.add_to(app)
 app.add_typer(group.app, name="group")
 status.add_to(app)
 app.add_typer(user.app, name="user")
+app.add_typer(token.app, name="token")
 app.add_typer(config.app, name="config")
 demo.add_to(app)
+sim.add_to(app)
 
 
 def _print_version(asked: bool) -> None:

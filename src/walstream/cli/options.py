@@ -20,13 +20,13 @@ import typer
 from walstream import config, logs
 from walstream.cli import output as outputs
 from walstream.cli.client import Client
-from walstream.config import Loaded, Mechanism
+from walstream.cli.feed_address import FeedAddress, make_feed_address
+from walstream.config import DEFAULT_FILE, Loaded, Mechanism
 from walstream.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., None])
 
 BOOTSTRAP = "127.0.0.1:9092"
-DEFAULT_FILE = Path("walstream.toml")
 _CONNECTION = "Connection"
 _CONFIGURATION = "Configuration"
 
@@ -223,4 +223,5 @@ _BUILDERS: dict[type, Callable[..., Any]] = {
     Client: make_client,
     outputs.Output: make_output,
     Sources: find_sources,
+    FeedAddress: make_feed_address,
 }

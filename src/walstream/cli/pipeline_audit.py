@@ -100,6 +100,11 @@ def _show(output: Output, report: Report) -> None:
 def _judge(report: Report) -> None:
     if report.is_same:
         return
+    if not report.tables:
+        raise UnhealthyError(
+            "No table was compared: none is both published and kept by the pipeline.",
+            "Look at the publication and at enabled in [pipeline.tables].",
+        )
     states: dict[str, int] = {}
     for table in report.tables:
         states[table.state] = states.get(table.state, 0) + 1

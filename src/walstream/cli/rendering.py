@@ -46,9 +46,9 @@ def to_json(record: Seen) -> str:
         "partition": record.partition,
         "offset": record.offset,
         "timestamp_ms": record.timestamp_ms,
-        **_json_bytes("key", record.key),
-        **_json_bytes("value", record.value),
-        "headers": [{"name": name, **_json_bytes("value", value)} for name, value in record.headers],
+        **json_bytes("key", record.key),
+        **json_bytes("value", record.value),
+        "headers": [{"name": name, **json_bytes("value", value)} for name, value in record.headers],
     }
     return json.dumps(document, ensure_ascii=False)
 
@@ -64,9 +64,9 @@ class Line:
         """Write a line, or more when the value is JSON that does not fit into the width."""
         parts = [(DIM, _clock(record.timestamp_ms)), (CYAN, f"{record.partition}@{record.offset}")]
         if record.key is not None:
-            parts.append((YELLOW, _shown(record.key)))
-        parts += [(DIM, f"{printable(name)}={_shown(value)}") for name, value in record.headers]
-        value = _shown(record.value)
+            parts.append((YELLOW, shown_bytes(record.key)))
+        parts += [(DIM, f"{printable(name)}={shown_bytes(value)}") for name, value in record.headers]
+        value = shown_bytes(record.value)
         if self.width is not None and sum(len(text) + 2 for _, text in parts) + len(value) > self.width:
             indented = _indented(record.value)
             if indented is not None:
@@ -111,9 +111,9 @@ def _fields(record: Seen) -> dict[str, Any]:
         "offset": record.offset,
         "timestamp": _clock(record.timestamp_ms),
         "timestamp_ms": -1 if record.timestamp_ms is None else record.timestamp_ms,
-        "key": "" if record.key is None else _shown(record.key),
-        "value": "" if record.value is None else _shown(record.value),
-        "headers": ",".join(f"{printable(name)}={_shown(value)}" for name, value in record.headers),
+        "key": "" if record.key is None else shown_bytes(record.key),
+        "value": "" if record.value is None else shown_bytes(record.value),
+        "headers": ",".join(f"{printable(name)}={shown_bytes(value)}" for name, value in record.headers),
         "key_bytes": len(record.key or b""),
         "value_bytes": len(record.value or b""),
     }
@@ -126,7 +126,8 @@ def _clock(timestamp_ms: int | None) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{timestamp_ms % 1000:03d}Z"
 
 
-def _shown(value: bytes | None) -> str:
+def shown_bytes(value: bytes | None) -> str:
+    """Show bytes to people: as text if they are, otherwise in hexadecimal."""
     if value is None:
         return "(null)"
     try:
@@ -146,7 +147,8 @@ def _indented(value: bytes | None) -> str | None:
     return "\n".join("    " + printable(line) for line in document.splitlines())
 
 
-def _json_bytes(name: str, value: bytes | None) -> dict[str, str | None]:
+def json_bytes(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return the field of JSON that holds bytes: text, or under a name of its own base64."""
     if value is None:
         return {name: None}
     try:

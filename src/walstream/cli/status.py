@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
+from confluent_kafka.admin import ClusterMetadata
 
 from walstream.cli.client import Client
 from walstream.cli.options import command
@@ -32,6 +33,18 @@ _COLUMNS = (
     Column("version", "version"),
     Column("uptime", "up for"),
     Column("connections", "connections", "number"),
+)
+
+
+_CLUSTER_COLUMNS = (
+    Column("node", "node"),
+    Column("address", "address"),
+    Column("role", "role"),
+    Column("link", "link", "state"),
+    Column("in_sync", "in sync"),
+    Column("lag_records", "records behind", "number"),
+    Column("lag_bytes", "bytes behind", "bytes"),
+    Column("lag_seconds", "for"),
 )
 
 
@@ -76,7 +89,11 @@ def status(
         output.item({**item, "health": said or None}, ())
     if not said:
         output.note("The health endpoint does not answer: name it with --http HOST:PORT.")
-    elif said.get("status") != "ok":
+        return
+    replicated = said.get("replication")
+    if replicated is not None and output.is_for_people:
+        output.rows("nodes", _cluster(found, replicated), _CLUSTER_COLUMNS, "The node knows no other.")
+    if said.get("status") != "ok":
         raise _fault(said)
 
 
@@ -100,12 +117,42 @@ def _uptime(said: dict[str, Any]) -> str | None:
     return None if seconds is None else str(timedelta(seconds=int(seconds)))
 
 
+def _cluster(found: ClusterMetadata, replicated: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each node, as the node that was asked sees it: how far behind it others are."""
+    lags = {one["node_id"]: one for one in replicated["followers"]}
+    up = {one["peer"] for one in replicated["links"] if one["state"] == "up"}
+    rows = []
+    for node in sorted(found.brokers.values(), key=lambda node: node.id):
+        row: dict[str, Any] = {"node": node.id, "address": f"{node.host}:{node.port}"}
+        row["role"] = "controller" if node.id == replicated["controller_id"] else ""
+        if node.id == replicated["node_id"]:
+            row["link"] = "asked"
+        else:
+            row["link"] = "up" if node.id in up else "down"
+        lag = lags.get(node.id)
+        if lag is not None:
+            row["in_sync"] = f"{lag['partitions_in_sync']} of {lag['partitions']}"
+            row |= {"lag_records": lag["lag_records"], "lag_bytes": lag["lag_bytes"]}
+            row["lag_seconds"] = f"{lag['lag_seconds_max']:.1f} s" if lag["lag_seconds_max"] else ""
+        rows.append(row)
+    return rows
+
+
 def _fault(said: dict[str, Any]) -> UnhealthyError:
     faults = [f"{fault['partition']} takes no writes: {fault['reason']}" for fault in said.get("offline", [])]
     for fault in said.get("quarantined", []):
         ranges = ", ".join(f"{first}-{last}" for first, last in fault["offsets"])
         faults.append(f"{fault['partition']} holds damaged records, which are not served: offsets {ranges}")
-    count = said.get("partitions_offline", 0) + said.get("partitions_quarantined", 0)
+    replicated = said.get("replication", {})
+    faults += [f"{name} has a replica that is not in sync" for name in replicated.get("under_replicated", [])]
+    faults += [f"{name} has too few replicas in sync for acks=all" for name in replicated.get("below_min_isr", [])]
+    faults += [f"{name} has no leader" for name in replicated.get("leaderless", [])]
+    faults += [f"{one['partition']} is quarantined: {one['reason']}" for one in replicated.get("quarantined", [])]
+    count = sum(said.get(f"partitions_{name}", 0) for name in ("offline", "quarantined"))
+    count += sum(
+        replicated.get(f"partitions_{name}", 0)
+        for name in ("under_replicated", "below_min_isr", "leaderless", "quarantined")
+    )
     more = [f"… and {count - len(faults)} more"] if count > len(faults) else []
     listed = "".join(f"\n  {fault}" for fault in [*faults, *more])
-    return UnhealthyError(f"{plural(count, 'partition')} of the node not well.{listed}", "Its log says more.")
+    return UnhealthyError(f"{plural(count, 'fault')} of the node's partitions.{listed}", "Its log says more.")

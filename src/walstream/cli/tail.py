@@ -14,6 +14,7 @@ import typer
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from walstream.capture.kafka import OF_GROUPS
 from walstream.cli import moments
 from walstream.cli.client import Client
 from walstream.cli.interrupt import Interrupt
@@ -115,8 +116,10 @@ def _read(
         while (backlog or follow) and not interrupt.requested:
             sys.stdout.flush()
             for message in consumer.consume(BATCH_RECORDS, POLL_S):
-                index = message.partition() or 0
-                if message.error() is not None:
+                index, error = message.partition() or 0, message.error()
+                if error is not None and error.code() in OF_GROUPS:
+                    continue
+                if error is not None:
                     _check(client, message, topic)
                     backlog.discard(index)
                     continue

@@ -1,13 +1,14 @@
-"""The metadata of a single node: its topics, its epoch, its producer ids, in files beside the log.
+"""What a node knows of topics and of itself, in files beside the log: topics, its cluster's id, its producer ids.
 
 Owns `meta.json` (who this node is), `topics.json` (the catalogue) and `reserved.json` (numbers promised never to be
-given again). Every change is durable before it is returned. A cluster keeps the same facts in etcd.
+given again). Every change is durable before it is returned. In a static cluster one node, the controller, changes the
+catalogue and the others take it over whole (`take_over`), so its version says whose is newer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,8 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 PARTITIONS_MAX = 10_000
 PRODUCER_ID_BLOCK = 1_000
 """Producer ids are promised in blocks, so that one fsync serves many producers."""
+ANY_PRODUCER_ID = range(2**47)
+"""What a node gives that is alone. In a cluster the bits above are the node's: see `cluster/static.py`."""
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -43,6 +46,10 @@ class Topic(msgspec.Struct, frozen=True):
     id: UUID
     partitions: int
     config: dict[str, str] = {}
+    replicas: list[int] = []
+    """The nodes that hold it; empty on a node that is alone."""
+    since: int = 0
+    """The version of the catalogue that was the first to have it."""
 
     @property
     def is_internal(self) -> bool:
@@ -54,10 +61,13 @@ class _Meta(msgspec.Struct, frozen=True):
     cluster_id: str
     node_id: int
     format: int = FORMAT
+    joined_version: int = -1
 
 
 class _Topics(msgspec.Struct, frozen=True):
     topics: list[Topic] = []
+    version: int = 0
+    joined: list[int] = []
 
 
 class _Reserved(msgspec.Struct, frozen=True):
@@ -72,30 +82,54 @@ class NewTopic:
     name: str
     partitions: int
     config: Mapping[str, str]
+    replicas: tuple[int, ...] = ()
 
 
 class Catalogue:
     """What this node knows of topics and of itself. Methods that change something block for one fsync."""
 
-    def __init__(self, disk: Disk, folder: Path, *, node_id: int, defaults: TopicSettings) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        *,
+        node_id: int,
+        defaults: TopicSettings,
+        founds_cluster: bool = True,
+        producer_ids: range = ANY_PRODUCER_ID,
+    ) -> None:
+        """Read the files, or make them. A node that does not found a cluster waits for the id of the one it joins.
+
+        `producer_ids` are those this node may give; in a cluster no two nodes have one in common.
+        """
         self._disk = disk
         self._folder = folder
         self._defaults = defaults
         disk.make_directory(folder)
-        meta = self._load_meta(node_id)
+        self.is_new = disk.read(folder / "meta.json") is None
+        """Whether the folder was empty at this start: the disk is new, or somebody has wiped it."""
+        meta = self._load_meta(node_id, founds_cluster=founds_cluster)
         self.cluster_id = meta.cluster_id
         self.node_id = meta.node_id
-        self.topics = {topic.name: topic for topic in self._load("topics.json", _Topics).topics}
+        self.joined_version = meta.joined_version
+        """The catalogue's version when this node joined: an older topic is one that an earlier disk may have held."""
+        catalogue = self._load("topics.json", _Topics)
+        self.version = catalogue.version
+        self.joined = frozenset(catalogue.joined)
+        """Of the controller's catalogue: the nodes that ever had it."""
+        self.changed: Callable[[], None] | None = None
+        """Called after each change, before the log has the partitions that it says."""
+        self.topics = {topic.name: topic for topic in catalogue.topics}
         self.by_id = {topic.id: topic for topic in self.topics.values()}
         reserved = self._load("reserved.json", _Reserved)
-        self._producer_id = self._producer_id_end = reserved.producer_id
+        first = reserved.producer_id if reserved.producer_id in producer_ids else producer_ids.start
+        self._producer_id = self._producer_id_end = first
         self.append_time_floor_ms = self._append_time_ms = reserved.append_time_ms
 
-    def _load_meta(self, node_id: int) -> _Meta:
-        data = self._disk.read(self._folder / "meta.json")
-        if data is None:
-            meta = _Meta(cluster_id=uuid4().hex[:22], node_id=node_id)
-            self._disk.write(self._folder / "meta.json", msgspec.json.encode(meta), durable=True)
+    def _load_meta(self, node_id: int, *, founds_cluster: bool) -> _Meta:
+        if self.is_new:
+            meta = _Meta(cluster_id=uuid4().hex[:22] if founds_cluster else "", node_id=node_id)
+            self._save_meta(meta)
             return meta
         meta = self._load("meta.json", _Meta)
         if meta.format != FORMAT:
@@ -109,6 +143,25 @@ class Catalogue:
                 "Set node.node_id to the first, or node.data to another folder.",
             )
         return meta
+
+    def _save_meta(self, meta: _Meta) -> None:
+        self._disk.write(self._folder / "meta.json", msgspec.json.encode(meta), durable=True)
+
+    def join(self, cluster_id: str, version: int) -> None:
+        """Belong to a cluster from now on, whose catalogue has this version. Only for a node that belongs to none."""
+        assert not self.cluster_id, f"the node belongs to {self.cluster_id}"
+        self._save_meta(_Meta(cluster_id, self.node_id, joined_version=version))
+        self.cluster_id, self.joined_version = cluster_id, version
+
+    def note_joined(self, node_id: int) -> None:
+        """Remember that a node has this catalogue: from now on it can be given partitions to lead."""
+        if node_id not in self.joined:
+            self.joined |= {node_id}
+            self._save(self.topics, self.version)
+
+    def is_older_than_disk(self, topic: Topic) -> bool:
+        """Say whether the topic was there before this node's folder: what it should hold of it may be lost."""
+        return topic.since <= self.joined_version
 
     def _load(self, name: str, kind: type[T]) -> T:
         data = self._disk.read(self._folder / name)
@@ -156,7 +209,10 @@ class Catalogue:
         """Add topics, all or none."""
         for new in specifications:
             self.check_new(new)
-        made = [Topic(new.name, uuid4(), new.partitions, dict(new.config)) for new in specifications]
+        made = [
+            Topic(new.name, uuid4(), new.partitions, dict(new.config), list(new.replicas), self.version + 1)
+            for new in specifications
+        ]
         self._save({**self.topics, **{topic.name: topic for topic in made}})
         return made
 
@@ -182,15 +238,27 @@ class Catalogue:
         TopicSettings.parse(topic.config, self._defaults)
         return self._change(topic)
 
+    def place(self, name: str, replicas: Iterable[int]) -> Topic:
+        """Say which nodes hold a topic."""
+        return self._change(msgspec.structs.replace(self.topic(name), replicas=list(replicas)))
+
     def _change(self, topic: Topic) -> Topic:
         self._save({**self.topics, topic.name: topic})
         return topic
 
-    def _save(self, topics: dict[str, Topic]) -> None:
-        data = msgspec.json.encode(_Topics(list(topics.values())))
+    def take_over(self, version: int, topics: Iterable[Topic]) -> None:
+        """Have the controller's catalogue in the place of the own."""
+        self._save({topic.name: topic for topic in topics}, version)
+
+    def _save(self, topics: dict[str, Topic], version: int | None = None) -> None:
+        version = self.version + 1 if version is None else version
+        data = msgspec.json.encode(_Topics(list(topics.values()), version, sorted(self.joined)))
         self._disk.write(self._folder / "topics.json", data, durable=True)
+        self.version = version
         self.topics = topics
         self.by_id = {topic.id: topic for topic in topics.values()}
+        if self.changed is not None:
+            self.changed()
 
     # ── numbers that are never given twice ───────────────────────────────────────────────────────────────────────
 
@@ -203,7 +271,7 @@ class Catalogue:
         return producer_id
 
     def reserve_append_time(self, until_ms: int) -> None:
-        """Promise that append times after this process will be at or above `until_ms`."""
+        """Promise that append times after this process will be above `until_ms`."""
         self._reserve(self._producer_id_end, until_ms)
 
     def _reserve(self, producer_id: int, append_time_ms: int) -> None:

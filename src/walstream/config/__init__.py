@@ -6,9 +6,11 @@ their docstrings, and so is the file that `walstream init` writes.
 
     section.py   what all sections share
     node.py      [node] [log] [limits] [security]
+    replication.py [replication], the nodes of a static cluster
     capture.py   [source.postgres] [capture] [[streams]]
     pipeline.py  [pipeline], and what differs for single tables
     replica.py   [pipeline.replica]
+    feed.py      [feed] [feed.auth] [feed.tls]
     loading.py   the whole, and how the sources are merged into it
     reference.py the configuration in words
 
@@ -16,6 +18,7 @@ pydantic alone does the checking; pydantic-settings merges sources too, but forg
 """
 
 from walstream.config.capture import (
+    ROW_OPERATIONS,
     CaptureConfig,
     CaptureSecurityConfig,
     PostgresConfig,
@@ -24,7 +27,9 @@ from walstream.config.capture import (
     SourceConfig,
     StreamRule,
 )
+from walstream.config.feed import ClientAuth, FeedAuthConfig, FeedConfig, FeedTlsConfig
 from walstream.config.loading import (
+    DEFAULT_FILE,
     ENVIRONMENT_PREFIX,
     Config,
     Loaded,
@@ -33,6 +38,7 @@ from walstream.config.loading import (
     environment_name,
     fields,
     load,
+    load_default,
     reference,
     rules,
     sections,
@@ -54,15 +60,24 @@ from walstream.config.node import (
 )
 from walstream.config.pipeline import PipelineConfig, TableMode, TableRule
 from walstream.config.replica import ReplicaConfig
+from walstream.config.replication import ClusterNode, LeaderRule, ReplicationConfig
 from walstream.config.section import Section
 
 __all__ = [
+    "DEFAULT_FILE",
     "ENVIRONMENT_PREFIX",
     "NODE_SECTIONS",
+    "ROW_OPERATIONS",
     "AclRule",
     "CaptureConfig",
     "CaptureSecurityConfig",
+    "ClientAuth",
+    "ClusterNode",
     "Config",
+    "FeedAuthConfig",
+    "FeedConfig",
+    "FeedTlsConfig",
+    "LeaderRule",
     "LimitsConfig",
     "Loaded",
     "LogConfig",
@@ -75,6 +90,7 @@ __all__ = [
     "PipelineConfig",
     "PostgresConfig",
     "ReplicaConfig",
+    "ReplicationConfig",
     "ResourceKind",
     "RowFormat",
     "RowOperation",
@@ -88,6 +104,7 @@ __all__ = [
     "environment_name",
     "fields",
     "load",
+    "load_default",
     "reference",
     "rules",
     "sections",

@@ -22,14 +22,18 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from walstream.config.capture import CaptureConfig, SourceConfig, StreamRule
+from walstream.config.feed import FeedConfig
 from walstream.config.node import LimitsConfig, LogConfig, NodeConfig, SecurityConfig
 from walstream.config.pipeline import PipelineConfig
 from walstream.config.reference import accepts, file, page
+from walstream.config.replication import ReplicationConfig
 from walstream.config.section import Section
 from walstream.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "WALSTREAM_"
 ENVIRONMENT_SEPARATOR = "__"
+
+DEFAULT_FILE = Path("walstream.toml")
 
 S = TypeVar("S", bound=Section)
 
@@ -41,9 +45,11 @@ class Config(Section):
     log: LogConfig = LogConfig()
     limits: LimitsConfig = LimitsConfig()
     security: SecurityConfig = SecurityConfig()
+    replication: ReplicationConfig = ReplicationConfig()
     source: SourceConfig = SourceConfig()
     capture: CaptureConfig = CaptureConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    feed: FeedConfig = FeedConfig()
 
     streams: tuple[StreamRule, ...] = ()
     """Which rows go to which topic, as `[[streams]]` tables. Empty: each table has a topic of its own."""
@@ -60,6 +66,9 @@ class Config(Section):
             )
         if self.limits.group_session_timeout_ms_min > self.limits.group_session_timeout_ms_max:
             raise ValueError("limits.group_session_timeout_ms_min is larger than limits.group_session_timeout_ms_max")
+        nodes = self.replication.nodes
+        if nodes and self.node.node_id not in [node.id for node in nodes]:
+            raise ValueError(f"replication.nodes does not have this node, node.node_id = {self.node.node_id}")
         return self
 
 
@@ -150,6 +159,11 @@ def load(
     except ValidationError as error:
         raise ConfigError(f"The configuration contradicts itself: {_reason(error)}.", _EXPLAIN) from None
     return Loaded(config, origins)
+
+
+def load_default(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Loaded:
+    """Merge the sources that count where nobody names a file: the one in this folder, if there is one."""
+    return load(DEFAULT_FILE if DEFAULT_FILE.is_file() else None, environ, overrides)
 
 
 def _build(model: type[S], path: str, values: Mapping[str, Any]) -> S:

@@ -63,11 +63,14 @@ class PipelineConfig(Section):
     batch_bytes_max: int = Field(default=2048 * MIB, ge=1)
     """Bytes of a micro-batch, as they are in the log. Soft in the same way."""
 
+    small_rows_max: int = Field(default=50_000, ge=0)
+    """Rows of a table in a micro-batch that one task does, with `deltalake` on files, without queries; 0: none."""
+
     parallel_tables_max: int = Field(default=4, ge=1, le=64)
     """Tables of a micro-batch that are written at once."""
 
     cuts_kept_hours: int = Field(default=24, ge=1, le=29 * 24)
-    """How long a cut can be read with `read_at`; Delta forgets the versions themselves after 30 days."""
+    """How long a cut can be read with `read_at`."""
 
     maintenance_interval_minutes: int = Field(default=60, ge=0)
     """How often tables are compacted and vacuumed, between micro-batches; 0: only by `walstream pipeline maintain`."""

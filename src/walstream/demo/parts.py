@@ -25,6 +25,14 @@ STOP_S_MAX = 60.0
 LOG_TAIL_CHARACTERS = 2_000
 
 
+SPARK = {
+    # For two minutes Java's second compiler costs more than what it makes faster. Not for a pipeline that is to stay.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+}
+"""Settings of Spark for a short life."""
+
+
 class Command:
     """A walstream command as a process of its own; `start` may be called again after it has ended."""
 
@@ -106,6 +114,7 @@ class Parts:
             "pipeline.master": "local[2]",
         }
         lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
+        lines += ["[pipeline.settings]\n", *(f'"{name}" = {json.dumps(value)}\n' for name, value in SPARK.items())]
         self.config.write_text("".join(lines), encoding="utf-8")
 
     def start_stream(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
 from rich.console import Console
@@ -21,14 +21,20 @@ from walstream.demo.parts import Parts
 from walstream.demo.verdict import Verdict, judge
 from walstream.demo.workload import TABLES, Workload
 from walstream.errors import UnhealthyError, WalstreamError
-from walstream.positions import Lsn
 from walstream.spark.batches import CutRow
 from walstream.spark.cuts import Cuts
 
 KILL_AT: Final = 0.35
 COLUMN_AT: Final = 0.6
 LOOK_S: Final = 0.5
-WAIT_S_MAX: Final = 240.0
+WAIT_S_MAX: Final = 480.0
+
+
+class Show(Protocol):
+    """Shows a few words, and which share of something is done, if that is known."""
+
+    def __call__(self, words: str, share: float | None = None, /) -> None:
+        """Show it now."""
 
 
 class Screen:
@@ -43,15 +49,19 @@ class Screen:
         self._console.print(f"[dim]{time.monotonic() - self._started_s:5.1f} s[/]  {text}", highlight=False)
 
     @contextmanager
-    def progress(self, label: str) -> Iterator[Callable[[float, str], None]]:
-        """Show how far something has come; the yielded function takes the share done and a few words."""
+    def progress(self, label: str) -> Iterator[Show]:
+        """Show that something goes on, and with a share how far it has come, until the block ends."""
         if not self._console.is_terminal:
-            yield lambda _share, _words: None
+            yield lambda _words, _share=None: None
             return
-        columns = (TextColumn("         {task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+        columns = (TextColumn("         {task.description}"), BarColumn(30), TextColumn("{task.fields[words]}"))
         with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as bar:
-            task = bar.add_task(label, total=1.0, words="")
-            yield lambda share, words: bar.update(task, completed=share, words=words)
+            task = bar.add_task(label, total=None, words="")
+
+            def show(words: str, share: float | None = None) -> None:
+                bar.update(task, total=None if share is None else 1.0, completed=share or 0.0, words=words)
+
+            yield show
 
 
 def run_demo(work_s: float) -> int:
@@ -77,27 +87,32 @@ def _tell(parts: Parts, screen: Screen, console: Console, work_s: float) -> int:
     parts.start_stream()
     screen.say("[bold]walstream capture run[/] and [bold]walstream pipeline run[/] start; Spark takes a moment.")
     workload.start()
-    with screen.progress("first tables") as step:
-        cut = _wait_for_cut(parts, lambda cut: set(TABLES) <= set(cut.versions), step)
+    with screen.progress("until the first tables") as show:
+        cut = _wait_for_cut(parts, lambda cut: set(TABLES) <= set(cut.versions), workload, show)
     screen.say(f"The snapshot is in the tables: all {len(TABLES)} at {cut.end_lsn}, while the bank goes on working.")
     _work(parts, workload, screen, work_s)
     end = workload.stop()
     screen.say(f"The bank rests after {workload.committed:,} transactions, {workload.rolled_back:,} more rolled back.")
-    with screen.progress("the rest") as step:
-        _wait_for_cut(parts, lambda cut: cut.end_lsn > end, step)
+    with screen.progress("until the last tables") as show:
+        _wait_for_cut(parts, lambda cut: cut.end_lsn > end, workload, show)
     screen.say("Everything is in the tables. [bold]walstream pipeline audit[/] compares them with the source.")
-    audited = parts.audit()
-    verdict = judge(str(parts.warehouse))
-    return _conclude(audited, verdict, console)
+    with screen.progress("the audit"):
+        audited = parts.audit()
+        verdict = judge(str(parts.warehouse))
+    screen.say(
+        f"Compared. Freshness is that of {len(verdict.freshness_s):,} transfers since the first tables; those before "
+        "waited for Spark to start."
+    )
+    return conclude(audited, verdict, console)
 
 
 def _work(parts: Parts, workload: Workload, screen: Screen, work_s: float) -> None:
-    """Let the bank work; kill capture and node once, add a column once."""
+    """Let the bank work, at least until capture and node were killed once and a column was added once."""
     cuts = Cuts(str(parts.warehouse))
     is_killed = is_added = False
     started_s = time.monotonic()
-    with screen.progress("the bank works") as step:
-        while (share := (time.monotonic() - started_s) / work_s) < 1:
+    with screen.progress("the bank works") as show:
+        while (share := (time.monotonic() - started_s) / work_s) < 1 or not is_added:
             if not is_killed and share >= KILL_AT:
                 is_killed = True
                 parts.kill_and_restart()
@@ -108,31 +123,31 @@ def _work(parts: Parts, workload: Workload, screen: Screen, work_s: float) -> No
                 screen.say("A column was added to transfers in the middle of the stream.")
             parts.check()
             cut = cuts.last()
-            words = f"{workload.committed:,} transactions"
-            if cut is not None:
-                words += f", tables {max(0.0, time.time() - cut.commit_time_us / 1e6):.1f} s old"
-            step(share, words)
+            age_s = time.time() - cut.commit_time_us / 1e6 if cut is not None else 0.0
+            show(f"{workload.committed:,} transactions, tables {max(0.0, age_s):4.1f} s old", min(share, 1.0))
             time.sleep(LOOK_S)
 
 
-def _wait_for_cut(parts: Parts, is_enough: Callable[[CutRow], bool], step: Callable[[float, str], None]) -> CutRow:
+def _wait_for_cut(parts: Parts, is_enough: Callable[[CutRow], bool], workload: Workload, show: Show) -> CutRow:
     """Wait for a cut that is enough. Raises UnhealthyError."""
     cuts, started_s = Cuts(str(parts.warehouse)), time.monotonic()
-    while (elapsed_s := time.monotonic() - started_s) < WAIT_S_MAX:
+    while time.monotonic() - started_s < WAIT_S_MAX:
         parts.check()
         cut = cuts.last()
         if cut is not None and cut.stopped:
             raise UnhealthyError(f"A table has stopped: {dict(cut.stopped)}.")
         if cut is not None and is_enough(cut):
             return cut
-        step(elapsed_s / WAIT_S_MAX, f"at {cut.end_lsn if cut else Lsn(0)}")
+        show(f"{workload.committed:,} transactions")
         time.sleep(LOOK_S)
     raise UnhealthyError(f"The tables have not come so far within {WAIT_S_MAX:g} s.")
 
 
-def _conclude(audited: dict[str, Any], verdict: Verdict, console: Console) -> int:
+def conclude(audited: dict[str, Any], verdict: Verdict, console: Console) -> int:
+    """Print the verdict and return the exit code: 0 when the audit and every cut hold, and something was looked at."""
     differences, tables = audited["differences"], audited["tables_compared"]
-    holds = audited["state"] == "same" and tables == len(TABLES) and not verdict.torn and verdict.cuts > 0
+    is_same = audited["state"] == "same" and tables == len(TABLES)
+    holds = is_same and not verdict.torn and verdict.cuts > 0 and bool(verdict.freshness_s)
     console.print(
         f"{'OK' if holds else 'FAILED'}: {audited['rows_compared']:,} rows in {tables} tables compared, "
         f"{differences:,} differences, {verdict.torn:,} transactions torn at {verdict.cuts:,} cuts, "

@@ -30,7 +30,7 @@ class Verdict:
     torn: int
     """Cuts at which the tables contradict each other."""
     freshness_s: tuple[float, ...]
-    """Per transfer, from its insert to the cut that first shows it; sorted."""
+    """Per transfer since the first cut, from its insert to the cut that first shows it; sorted."""
 
     def freshness(self, share: float) -> float:
         """Return a quantile."""
@@ -58,7 +58,7 @@ def judge(warehouse: str) -> Verdict:
 
 
 def _freshness(warehouse: str, cuts: list[CutRow]) -> list[float]:
-    """Return for each transfer that the stream brought how long it took into the tables."""
+    """Return for each transfer since the first tables were there how long it took into them."""
     if not cuts:
         return []
     rows = _read(warehouse, "public.transfers", cuts[-1].versions["public.transfers"], "at", "_commit_lsn", "_seq")
@@ -67,7 +67,7 @@ def _freshness(warehouse: str, cuts: list[CutRow]) -> list[float]:
     for row in rows.filter(pc.greater(rows["_seq"], 0)).to_pylist():
         # A cut holds what committed before its end: the first one that ends after the row is the one that shows it.
         number = bisect_right(ends, row["_commit_lsn"])
-        if number < len(cuts):
+        if number < len(cuts) and row["at"].timestamp() * 1_000_000 >= cuts[0].written_at_us:
             found.append(cuts[number].written_at_us / 1_000_000 - row["at"].timestamp())
     return found
 

@@ -21,7 +21,10 @@ CUSTOMERS: Final = 2_000
 ACCOUNTS: Final = 4_000
 TRANSFERS: Final = 20_000
 LARGE_VALUE_BYTES: Final = 1_000_000
-PAUSE_S: Final = 0.002
+LARGE_EVERY: Final = 25
+"""Of so many changes of customers one writes a large value, the first one among them."""
+PAUSE_S: Final = 0.02
+"""Between transactions: a bank that leaves this machine time for everything else that the demonstration runs on it."""
 
 TABLES: Final = ("public.accounts", "public.customers", "public.transfers")
 
@@ -54,6 +57,8 @@ class Workload:
         self._thread = threading.Thread(target=self._run, name="workload", daemon=True)
         self._next_id = TRANSFERS + 1
         self._has_note = threading.Event()
+        self._customers_changed = 0
+        self._with_notes: list[int] = []
         self.committed = 0
         self.rolled_back = 0
         self.failure: Exception | None = None
@@ -139,9 +144,12 @@ class Workload:
     def _customer(self, session: psycopg.Connection[Any]) -> None:
         """Write a value that PostgreSQL stores aside, or touch the row around one, which leaves it unsent."""
         customer = self._dice.randint(1, CUSTOMERS)
-        if self._dice.random() < 0.05:
+        if self._customers_changed % LARGE_EVERY == 0:
             # Random text: a value that compresses well would be stored inside its row.
             notes = self._dice.randbytes(LARGE_VALUE_BYTES // 2).hex()
             session.execute("update customers set notes = %s where id = %s", [notes, customer])
+            self._with_notes.append(customer)
         else:
-            session.execute("update customers set seen_at = clock_timestamp() where id = %s", [customer])
+            chosen = self._dice.choice(self._with_notes) if self._dice.random() < 0.5 else customer
+            session.execute("update customers set seen_at = clock_timestamp() where id = %s", [chosen])
+        self._customers_changed += 1

@@ -47,6 +47,10 @@ class AuthenticationFailed(RefusedError):
     """The credentials do not prove who the peer says it is."""
 
 
+class TokenExpired(AuthenticationFailed):
+    """The token was good and its time is over: the same call with a newer one can succeed."""
+
+
 class UnsupportedMechanism(AuthenticationFailed):
     """The SASL mechanism is not offered on this connection."""
 

@@ -109,6 +109,36 @@ class NotEnoughReplicas(RequestError):
     retryable = True
 
 
+class NotEnoughReplicasAfterAppend(RequestError):
+    """The batch is in the leader's log, and too few replicas were in sync to keep it."""
+
+    retryable = True
+
+
+class NotLeader(RequestError):
+    """Another node leads the partition, or nobody does for now: ask again who."""
+
+    retryable = True
+
+
+class LeaderNotAvailable(RequestError):
+    """Nobody leads the partition for now."""
+
+    retryable = True
+
+
+class NotController(RequestError):
+    """Topics are changed by another node: ask again who the controller is."""
+
+    retryable = True
+
+
+class OffsetNotAvailable(RequestError):
+    """A leader that is new does not know yet how far its followers had come."""
+
+    retryable = True
+
+
 class InvalidAcks(RequestError):
     """The producer asks for a number of acknowledgements that does not exist."""
 
@@ -183,6 +213,12 @@ class CoordinatorLoading(GroupError):
 
 class CoordinatorUnavailable(GroupError):
     """The node is stopping: ask again for the coordinator."""
+
+    retryable = True
+
+
+class NotCoordinator(GroupError):
+    """Another node keeps the consumer groups: ask again which."""
 
     retryable = True
 

@@ -1,4 +1,4 @@
-"""What befalls a stage: the source, the capture, the log's promises, the pipeline, the disk."""
+"""What befalls a stage: the source, the capture, the log's promises, the feed, the pipeline, the disk."""
 
 from __future__ import annotations
 
@@ -101,6 +101,60 @@ class CorruptCommits(DataLoss):
     """A record of the commits topic cannot be read or contradicts the ones before."""
 
 
+class FeedError(WalstreamError):
+    """The feed cannot give a subscriber what it asks for."""
+
+
+class LsnNotAvailable(FeedError):
+    """Entries from there on were removed from the log: the subscriber begins again from a copy of the data."""
+
+    def __init__(self, message: str, hint: str = "", start: int = 0, oldest: int = 0, head: int = 0) -> None:
+        super().__init__(message, hint)
+        self.start = start
+        self.oldest = oldest
+        self.head = head
+
+    @classmethod
+    def of(cls, start: int, oldest: int, head: int) -> LsnNotAvailable:
+        """Say it in the words that clients know; the three are of a type whose text is that of an LSN."""
+        return cls(
+            f"lsn_not_available: start_lsn={start} older than oldest_lsn={oldest}; "
+            f"perform a base snapshot and restart from head_lsn={head}",
+            "",
+            start,
+            oldest,
+            head,
+        )
+
+
+class SubscriberTooSlow(FeedError):
+    """A subscriber has taken nothing for so long that its stream was ended; it may come back where it was."""
+
+    retryable = True
+
+
+class TooManySubscriptions(FeedError):
+    """As many streams are open as the feed serves at once."""
+
+    retryable = True
+
+
+class SubscriberLapsed(FeedError):
+    """A subscriber held back more of the log than it may: it lost its place."""
+
+
+class AckRefused(FeedError):
+    """Nobody can have processed what was not sent yet."""
+
+
+class EntryTooLarge(FeedError):
+    """An entry does not fit into a message of the subscriber's channel."""
+
+
+class EntryDamaged(FeedError):
+    """What arrived is not what was sent: a checksum is wrong, or entries are not in their order."""
+
+
 class PipelineError(WalstreamError):
     """The tables cannot follow the log."""
 
@@ -114,7 +168,7 @@ class KeyMissing(PipelineError):
 
 
 class TableUnfit(PipelineError):
-    """The folder of a table holds something else, or its columns cannot be those of a Delta table."""
+    """The folder holds something else, Delta cannot have such columns, or the table's topic does not tell its rows."""
 
 
 class TableConflict(PipelineError):
@@ -123,8 +177,18 @@ class TableConflict(PipelineError):
     retryable = True
 
 
+class ForeignLog(PipelineError):
+    """The tables were made from another log than the one that they are to follow."""
+
+
 class SparkFailed(PipelineError):
     """Spark failed for a reason of its own."""
+
+    retryable = True
+
+
+class WarehouseFailed(PipelineError):
+    """A file of the tables, or Delta's log of one, cannot be read or written."""
 
     retryable = True
 
@@ -165,3 +229,6 @@ class SyncFailed(PartitionOffline):
 
 class CorruptLog(StorageError):
     """Stored bytes fail their checksum: kept aside and never served."""
+
+    offsets: tuple[int, int] | None = None
+    """The range [from, to) that they should hold, where it is known."""

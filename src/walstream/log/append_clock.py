@@ -1,42 +1,83 @@
-"""The clock of topics with LogAppendTime: stamps that never go back, not even across restarts and clock steps.
+"""The clock of topics with LogAppendTime: times that never go back, not even across restarts and clock steps.
 
-A stamp is at least the wall clock, the partition's last stamp and the *floor*. The floor is what an earlier process
-had reserved ahead of time, so every stamp it could have given lies at or below it. A reservation is durable before
-any stamp beyond the old one is given. Sans-IO: the wall clock and the durable write are arguments.
+A stamp is at least the wall clock, what its partition asks for (see `stamps`), and above the *floor*: what an earlier
+process had reserved ahead of time. Neither a stamp nor a resolved position passes the reservation, and a reservation is
+durable before anything beyond the old one is given, so everything that an earlier process stamped or promised lies at
+or below the floor. Sans-IO: the wall clock and the durable write are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from walstream.errors import PartitionOffline
+
 AHEAD_MS = 3_000
 """How far a reservation reaches. A restart within this time stamps up to this much ahead of the wall clock."""
+
+AHEAD_MS_MIN = 500
+"""How far it reaches where stamps are ahead of the wall clock already, as after a quick restart. Each such restart
+begins above the last one's reservation, so this is what a node that fails again and again gets ahead by each time."""
 
 RENEW_MS = 1_500
 """Less than this left: the next tick reserves again, so that an append hardly ever has to."""
 
 
 class AppendClock:
-    """Gives append-time stamps below a durable reservation."""
+    """Gives append times below a durable reservation."""
 
     def __init__(self, floor_ms: int, reserve: Callable[[int], None]) -> None:
-        self._floor_ms = floor_ms
+        self._first_ms = floor_ms + 1
         self._reserved_ms = floor_ms
         self._reserve = reserve
+        self._is_refused = False
+        self.high_ms = floor_ms
+        """The latest time that was given, by this process or an earlier one."""
 
-    def stamp(self, now_ms: int, last_ms: int) -> int:
-        """Return the time for a batch appended now to a partition whose last stamp is `last_ms`."""
-        stamp_ms = max(now_ms, last_ms, self._floor_ms)
+    def stamp(self, now_ms: int, least_ms: int) -> int:
+        """Return the time for a batch appended now to a partition that takes no time before `least_ms`.
+
+        Raises PartitionOffline where the disk refuses a reservation that is needed.
+        """
+        stamp_ms = max(now_ms, least_ms, self._first_ms)
         if stamp_ms > self._reserved_ms:
-            self._extend(stamp_ms)
+            self._extend(now_ms, stamp_ms)
+        if stamp_ms > self.high_ms:
+            self.high_ms = stamp_ms
         return stamp_ms
 
-    def tick(self, now_ms: int) -> None:
-        """Reserve ahead of need."""
-        if now_ms + RENEW_MS > self._reserved_ms:
-            self._extend(now_ms)
+    def resolve(self, now_ms: int, wanted_ms: int) -> int:
+        """Return the time to be promised as resolved: the wanted one, or where the disk refuses, what is reserved.
 
-    def _extend(self, from_ms: int) -> None:
-        reserved_ms = from_ms + AHEAD_MS
-        self._reserve(reserved_ms)  # Durable before it counts; an error leaves the old reservation in force.
+        Asked very often, so a refusal is left to the next tick to mend.
+        """
+        if wanted_ms > self._reserved_ms and not self._is_refused:
+            try:
+                self._extend(now_ms, wanted_ms)
+            except PartitionOffline:
+                self._is_refused = True
+        resolved_ms = min(wanted_ms, self._reserved_ms)
+        self.high_ms = max(self.high_ms, resolved_ms)
+        return resolved_ms
+
+    def cover(self, now_ms: int, time_ms: int) -> None:
+        """Have every later process stamp above a time. Raises PartitionOffline where the disk refuses."""
+        if time_ms > self._reserved_ms:
+            self._extend(now_ms, time_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Reserve ahead of need. Raises PartitionOffline where the disk refuses."""
+        self._is_refused = False
+        if now_ms + RENEW_MS > self._reserved_ms:
+            self._extend(now_ms, now_ms)
+
+    def _extend(self, now_ms: int, needed_ms: int) -> None:
+        reserved_ms = max(now_ms + AHEAD_MS, needed_ms + AHEAD_MS_MIN)
+        try:
+            self._reserve(reserved_ms)  # Durable before it counts; an error leaves the old reservation in force.
+        except OSError as error:
+            raise PartitionOffline(
+                f"Append times cannot be reserved on the disk: {error.strerror}.",
+                "Free some space, or mend the disk; topics with LogAppendTime then take writes again by themselves.",
+            ) from error
         self._reserved_ms = reserved_ms

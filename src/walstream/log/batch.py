@@ -51,6 +51,7 @@ NO_PRODUCER: Final = -1
 NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
 SEQUENCE_MASK: Final = 0x7FFFFFFF
+OFFSET_MAX: Final = 2**63 - 1
 RECORD_BYTES_MIN: Final = 7
 """Length, attributes, two deltas, key, value and header count take one byte each at least."""
 
@@ -268,27 +269,33 @@ def walk(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
         position = following
 
 
-def verified_prefix(buffer: Buffer, *, dense: bool = False) -> tuple[int, bool]:
-    """Count the bytes of whole batches that are right, and tell whether a wrong one ended them.
+def verified_prefix(buffer: Buffer, *, dense: bool = False, end: int = OFFSET_MAX) -> tuple[int, bool]:
+    """Count the bytes of whole batches below the offset `end` that are right; tell whether a wrong one ended them.
 
-    False means the buffer ends there or inside a batch; True that the next batch fails its CRC, cannot be a batch, or
-    does not follow the one before it: with higher offsets, and without a gap where the log is `dense` (not compacted).
+    False means the buffer ends there or inside a batch, or the offset is reached; True that the next batch fails its
+    CRC, cannot be a batch, or does not follow the one before it: with higher offsets, and without a gap where the log
+    is `dense` (not compacted).
     Every fetch runs this loop, so it makes no object per batch.
     """
     unpack, crc_of = _SCAN.unpack_from, crc32c
     position, next_offset = 0, 0
     with memoryview(buffer) as view:
-        end = len(view)
-        while end - position >= HEADER_BYTES:
+        size = len(view)
+        while size - position >= HEADER_BYTES:
             base_offset, length, magic, crc, last_offset_delta = unpack(view, position)
             if length < _LENGTH_MIN or magic != MAGIC or base_offset < next_offset or last_offset_delta < 0:
                 return position, True
             if dense and base_offset != next_offset and position:
                 return position, True
+            if base_offset >= end:
+                break
             following = position + PREFIX_BYTES + length
-            if following > end:
+            if following > size:
                 break
             if crc_of(view[position + CHECKED_POSITION : following]) != crc:
                 return position, True
-            position, next_offset = following, base_offset + last_offset_delta + 1
+            next_offset = base_offset + last_offset_delta + 1
+            if next_offset > end:
+                break
+            position = following
     return position, False

@@ -42,6 +42,20 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True):
     """Compaction may have taken offsets away below; above, a missing offset is damage."""
     tombstones_due_ms: int | None = None
     """When compaction should come again, although nothing is dirty, because tombstones may go then."""
+    leader_epoch: int = -1
+    """The newest leader epoch that was ever taken or heard of; durable before anybody is told that it is known."""
+    led_epoch: int = -1
+    """The newest leader epoch in which this node led and stamped append times, in a log that others have, too."""
+    durable_end: int = 0
+    """Everything below was durable, here or in the journal. A recovery that finds less has lost something."""
+    high_watermark: int = 0
+    """A hint: what was visible, in a log whose replicas decide that."""
+    high_watermark_epoch: int = -1
+    """The leader epoch in which that was learnt."""
+    is_unclean: bool = False
+    """Something that was durable is lost, and has not been put back yet."""
+    damaged: list[tuple[int, int]] = []
+    """Offset ranges [from, to) that failed their checksums: what no scan reads again must not be forgotten."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 `compaction` decides what stays of a batch; this module decides when a round is due, reads the segments, writes their
 successors and puts them in place. A round never touches the last segment, nor one that a checkpoint on disk still
-points into, so recovery never starts in the middle of a file that has been rewritten.
+points into, so recovery never starts in the middle of a file that has been rewritten; nor anything from the first
+segment on that is held (see `retention`).
 
 The steps of a round, so that a crash between any two of them is finished or undone:
 
@@ -23,6 +24,7 @@ from walstream.log.disk import Disk
 from walstream.log.index import Index
 from walstream.log.partition_log import PartitionLog
 from walstream.log.recovery import finish_swaps
+from walstream.log.retention import held_from
 from walstream.log.segment import OpenFiles, Segment
 
 WRITE_BYTES = 1024 * 1024
@@ -80,7 +82,7 @@ class _Successor:
         self._write()
         self._file.sync()
         segment, first = self._segment, self.replaced[0]
-        segment.visible_size = segment.synced_size = segment.size
+        segment.durable_size = segment.synced_size = segment.size
         segment.created_ms, segment.sealed, segment.is_named = first.created_ms, True, True
         end = _end_of(self.replaced[-1], segments)
         named = segment.path.with_name(f"{segment.base_offset:020d}-{end:020d}.clean")
@@ -107,6 +109,7 @@ class Cleaner:
             for segment in partition.segments[:-1]
             if segment.base_offset < saved_segment and segment.synced_size == segment.size
         ]
+        del segments[held_from(segments, settings, len(segments)) :]
         total = sum(segment.size for segment in segments)
         dirty = sum(
             segment.size
@@ -182,7 +185,7 @@ class Cleaner:
         """Give the successors their names and remove what they replace. Blocks; runs beside the loop."""
         for group, _ in work.made:
             for segment in group:
-                segment.remove()
+                segment.remove(keeps_snapshot=segment is group[0])
         finish_swaps(self._disk, work.partition.folder)
         for _, successor in work.made:
             successor.path = successor.path.with_name(f"{successor.base_offset:020d}.log")
@@ -192,7 +195,7 @@ class Cleaner:
 def _batches(work: Round, segments: list[Segment], from_offset: int) -> Iterator[Buffer]:
     """Yield every batch that ends at or after an offset; none any more once the round is given up."""
     for segment in segments:
-        for position, header in segment.headers():
+        for position, header in segment.headers(strict=True):
             if work.is_given_up:
                 return
             if header.last_offset >= from_offset:

@@ -93,6 +93,11 @@ class OsFile:
         self._fd = fd
         self._close = weakref.finalize(self, os.close, fd)
 
+    @property
+    def descriptor(self) -> int:
+        """The kernel's number of the open file, for what only the kernel does; valid for as long as this lives."""
+        return self._fd
+
     def size(self) -> int:
         """Return the file's length in bytes."""
         return os.fstat(self._fd).st_size

@@ -19,13 +19,24 @@ NO_EPOCH: Final = -1
 
 
 class EpochMap:
-    """Epoch → first offset of that epoch, for as far back as the log reaches."""
+    """Epoch → first offset of that epoch, for as far back as the log reaches.
 
-    __slots__ = ("_epochs", "_starts")
+    Changed on one thread; others may ask `epoch_at` meanwhile, and get the answer of before or after.
+    """
+
+    __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._epochs: list[int] = []
-        self._starts: list[int] = []
+        self._entries: tuple[list[int], list[int]] = ([], [])
+        """Epochs and starts. Replaced and never changed, so that readers on other threads see both or neither."""
+
+    @property
+    def _epochs(self) -> list[int]:
+        return self._entries[0]
+
+    @property
+    def _starts(self) -> list[int]:
+        return self._entries[1]
 
     @classmethod
     def from_list(cls, entries: Iterable[Iterable[int]]) -> EpochMap:
@@ -40,9 +51,11 @@ class EpochMap:
                 raise CorruptLog(f"Leader epoch {epoch!r} starting at {start!r} is not possible.")
             if epoch_map._epochs and (epoch <= epoch_map._epochs[-1] or start <= epoch_map._starts[-1]):
                 raise CorruptLog(f"Leader epoch {epoch} starting at {start} does not rise above the one before it.")
-            epoch_map._epochs.append(epoch)
-            epoch_map._starts.append(start)
+            epoch_map._add(epoch, start)
         return epoch_map
+
+    def _add(self, epoch: int, start: int) -> None:
+        self._entries = ([*self._epochs, epoch], [*self._starts, start])
 
     def to_list(self) -> list[list[int]]:
         """Return the map as plain data: pairs of epoch and start, rising."""
@@ -83,16 +96,24 @@ class EpochMap:
                     f"Leader epoch {epoch} at offset {start} comes after epoch {last_epoch} at offset {last_start}."
                 )
             if start == last_start:
-                self._epochs[-1] = epoch
+                self._entries = ([*self._epochs[:-1], epoch], self._starts)
                 return True
-        self._epochs.append(epoch)
-        self._starts.append(start)
+        self._add(epoch, start)
+        return True
+
+    def found_at(self, epoch: int, offset: int) -> bool:
+        """Learn that an epoch began no later than `offset`: the batch there was damaged, and has been repaired."""
+        index = bisect_right(self._epochs, epoch) - 1
+        if index < 1 or self._epochs[index] != epoch or not self._starts[index - 1] < offset < self._starts[index]:
+            return False
+        self._entries = (self._epochs, [*self._starts[:index], offset, *self._starts[index + 1 :]])
         return True
 
     def epoch_at(self, offset: int) -> int:
         """Return the epoch of the leader that wrote `offset`, or -1 if that is before all that is known."""
-        index = bisect_right(self._starts, offset) - 1
-        return self._epochs[index] if index >= 0 else NO_EPOCH
+        epochs, starts = self._entries
+        index = bisect_right(starts, offset) - 1
+        return epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(self, epoch: int, log_end: int) -> tuple[int, int]:
         """Return the largest epoch known that is not above `epoch`, and the offset at which it ends.
@@ -111,7 +132,7 @@ class EpochMap:
             kept -= 1
         if kept == len(self._starts):
             return False
-        del self._epochs[kept:], self._starts[kept:]
+        self._entries = (self._epochs[:kept], self._starts[:kept])
         return True
 
     def trim(self, log_start: int) -> bool:
@@ -119,6 +140,5 @@ class EpochMap:
         index = bisect_right(self._starts, log_start) - 1
         if index < 0 or (index == 0 and self._starts[0] == log_start):
             return False
-        del self._epochs[:index], self._starts[:index]
-        self._starts[0] = log_start
+        self._entries = (self._epochs[index:], [log_start, *self._starts[index + 1 :]])
         return True

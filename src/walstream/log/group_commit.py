@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -56,8 +57,8 @@ class Owner(Protocol):
     def prepare(self) -> None:
         """Make the folder. Called on the flush thread, before the first write to a segment."""
 
-    def flushed(self, write: Write) -> None:
-        """Hear that a write is durable. Called on the event-loop thread, in order."""
+    def flushed(self, writes: list[Write]) -> None:
+        """Hear that writes to one segment are durable. Called on the event-loop thread, in order."""
 
     def settled(self, segment: Segment, size: int, end_offset: int) -> None:
         """Hear that a segment's own file is durable up to there. Called on the event-loop thread."""
@@ -68,13 +69,16 @@ class Owner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One batch on its way to the end of a segment."""
+    """One batch, or several in a row, on the way to the end of a segment."""
 
     owner: Owner
     segment: Segment
     position: int
     buffer: Buffer
+    base_offset: int
     end_offset: int
+    truncations: int = 0
+    """How often the log had been cut when this was queued: what was queued before a cut is not reported after it."""
     sync: bool = True
     """False only for topics that acknowledge before fsync."""
     is_synced: bool = False
@@ -96,7 +100,8 @@ class Behind:
 class Flush:
     """What one flush did."""
 
-    done: list[Write] = field(default_factory=list)
+    done: list[list[Write]] = field(default_factory=list)
+    """By segment, in the order of the first write to each."""
     failed: dict[int, tuple[Owner, PartitionOffline]] = field(default_factory=dict)
     syncs: int = 0
     bytes: int = 0
@@ -164,11 +169,27 @@ class GroupCommit:
             return writes
 
     def execute(self, writes: list[Write]) -> Flush:
-        """Write the batches, make them durable, and say which are."""
+        """Write the batches, make them durable, and say which are.
+
+        A partition's next segment is written to only when all of the one before it is durable. Otherwise a crash could
+        leave sound batches in the second and take the end of the first, and what nobody was told of would look like
+        damage to what somebody was.
+        """
         flush = Flush()
         groups: dict[int, list[Write]] = {}
+        owners: dict[int, Segment] = {}
         for write in writes:
-            groups.setdefault(id(write.segment), []).append(write)
+            segment = write.segment
+            if owners.setdefault(id(write.owner), segment) is not segment:
+                self._flush(groups, flush)
+                groups, owners = {}, {id(write.owner): segment}
+            groups.setdefault(id(segment), []).append(write)
+        self._flush(groups, flush)
+        flush.done = [group for group in flush.done if id(group[0].owner) not in flush.failed]
+        return flush
+
+    def _flush(self, groups: dict[int, list[Write]], flush: Flush) -> None:
+        """Write groups of batches, one for each segment, and make them durable together."""
         written = [group for group in groups.values() if self._write(group, flush)]
         to_sync = []
         for group in written:
@@ -181,19 +202,18 @@ class GroupCommit:
         else:
             for group in to_sync:
                 self._sync_segment(group, flush)
-        flush.done = [write for write in writes if id(write.owner) not in flush.failed]
-        return flush
+        flush.done += written
 
     def complete(self, flush: Flush) -> None:
         """Tell the partitions. Runs on the event-loop thread, in the order of the flushes."""
         counters = self.counters
         counters.flushes += 1
-        counters.writes += len(flush.done)
+        counters.writes += sum(map(len, flush.done))
         counters.bytes += flush.bytes
         counters.syncs += flush.syncs
         counters.journaled += flush.journaled
-        for write in flush.done:
-            write.owner.flushed(write)
+        for group in flush.done:
+            group[0].owner.flushed(group)
         for owner, error in flush.failed.values():
             owner.failed(error)
 
@@ -290,24 +310,37 @@ class GroupCommit:
         results: list[tuple[Behind, OSError | None]] = []
         for behind in segments:
             try:
+                if isinstance(behind.owner.write_error, SyncFailed | DiskFull):
+                    # A sync of this file may have failed already; the kernel reports that once, and calls it clean.
+                    raise OSError(errno.EIO, behind.owner.write_error.message)
                 behind.file.sync()
                 results.append((behind, None))
             except OSError as error:
                 results.append((behind, error))
-        if not any(error for _, error in results) and not self._journal.is_broken:
-            self._journal.drop(number)
-            self._journal.prepare()
+        if any(error for _, error in results) or self._journal.is_broken:
+            self._journal.keep(number)
+        else:
+            self._let_go(number)
         self._settling = None
         return results
+
+    def _let_go(self, number: int) -> None:
+        """Drop a journal file that nobody needs. What fails here loses nothing: the next round comes all the same."""
+        try:
+            self._journal.drop(number)
+        except OSError:
+            self._journal.keep(number)
+        with suppress(OSError):  # No space for a spare file: the next flush that needs one tries again.
+            self._journal.prepare()
 
     def complete_settling(self, results: list[tuple[Behind, OSError | None]]) -> None:
         """Tell the partitions. Runs on the event-loop thread."""
         for behind, error in results:
             if error is None:
                 behind.owner.settled(behind.segment, behind.size, behind.end_offset)
-            else:
+            elif behind.owner.write_error is None:
                 failure = _sync_failure(error, behind.segment)
-                behind.owner.write_error = behind.owner.write_error or failure
+                behind.owner.write_error = failure
                 behind.owner.failed(failure)
 
 

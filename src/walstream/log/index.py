@@ -64,10 +64,28 @@ class Index:
         row = bisect_right(self._offsets, offset) - 1
         return self._positions[row] if row >= 0 else 0
 
+    def row_for_offset(self, offset: int) -> tuple[int, int | None]:
+        """Return (position, offset) of a batch at or before the one that holds `offset`; offset None: the first one."""
+        row = bisect_right(self._offsets, offset) - 1
+        return (self._positions[row], self._offsets[row]) if row >= 0 else (0, None)
+
+    def boundary_before(self, position: int) -> tuple[int, int]:
+        """Return (position, offset) of the last row whose batch begins at or before `position`; (0, -1): none does."""
+        row = bisect_right(self._positions, position) - 1
+        return (self._positions[row], self._offsets[row]) if row >= 0 else (0, -1)
+
     def position_for_time(self, timestamp_ms: int) -> int:
         """Return a batch boundary before which every timestamp is earlier than `timestamp_ms`."""
         row = bisect_left(self._times, timestamp_ms) - 1
         return self._positions[row] if row >= 0 else 0
+
+    def copy(self) -> Index:
+        """Return an index that says the same and goes its own way from here."""
+        index = Index()
+        index._offsets, index._positions, index._times = self._offsets[:], self._positions[:], self._times[:]
+        index._last_indexed, index.covered = self._last_indexed, self.covered
+        index.max_timestamp, index.max_timestamp_offset = self.max_timestamp, self.max_timestamp_offset
+        return index
 
     def truncate(self, position: int) -> None:
         """Forget the rows from `position` on. The largest timestamp may then be one that is gone: it is a bound."""

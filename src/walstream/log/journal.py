@@ -8,10 +8,13 @@ A free file is not deleted but used again from its beginning. Syncing bytes that
 the file system's own books, which halves its time and takes away most of its variance; so even a flush to a single
 segment goes this way, if it is small and the file is *warm*, that is, has been written up to there before.
 
-A record says: this batch belongs at the end of that partition. Recovery reads every journal file in order and offers
+A record says: these batches belong at the end of that partition. Recovery reads every journal file in order and offers
 the batches again, by (topic id, partition, base offset); a partition takes one exactly where its own file ends or is
 damaged, so replaying is idempotent and a record for what a segment already holds changes nothing. `forget` voids
 what came before it for one partition: written, durably, before a truncation lets other bytes take the same offsets.
+
+A file is free once every segment it covers is synced. If one cannot be, the file is *kept*, until a start at which
+recovery has put its batches back; and so are later files that forget something, because what they void is in it.
 
     u32 crc32c of the rest · u32 payload length · u64 file number · u8 kind · 16 s topic id · i32 partition · payload
 
@@ -27,7 +30,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from walstream.log.batch import parse_header
+from walstream.log.batch import walk
 from walstream.log.disk import Buffer, Disk, File
 
 PartitionKey = tuple[UUID, int]
@@ -54,12 +57,15 @@ PREPARED_BYTES = 4 * 1024 * 1024
 class Journal:
     """The journal files of one node. `append` and `sync` are called by the flush thread alone."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk, folder: Path, prepared_bytes: int = PREPARED_BYTES) -> None:
         self._disk = disk
         self._folder = folder
+        self._prepared_bytes = prepared_bytes
         self._file: File | None = None
         self._number = max(self._numbers(), default=0)
         self._warm_bytes = 0
+        self._kept: set[int] = set()
+        self._forgetful: set[int] = set()
         self.size = 0
         self.is_broken = False
 
@@ -86,9 +92,18 @@ class Journal:
             buffers += (self._head(APPEND, key, payload), payload)
         self._write(buffers)
 
-    def forget(self, key: PartitionKey) -> None:
-        """Void, durably, all that was written for a partition so far."""
-        self._write([self._head(FORGET, key, b"")])
+    def forget(self, keys: Sequence[PartitionKey]) -> None:
+        """Void, durably, all that was written for some partitions so far. A broken journal does it in a new file."""
+        was_broken = self.is_broken
+        if was_broken:
+            self.keep(self.rotate())
+            self.is_broken = False
+        try:
+            # First, because the number must be known even if the write fails halfway.
+            self._forgetful.add(self._number)
+            self._write([self._head(FORGET, key, b"") for key in keys])
+        finally:
+            self.is_broken = self.is_broken or was_broken
 
     def _head(self, kind: int, key: PartitionKey, payload: Buffer) -> bytes:
         head = _HEAD.pack(0, len(payload), self._number, kind, key[0].bytes, key[1])
@@ -133,7 +148,7 @@ class Journal:
             return
         path = self._folder / f"{_SPARE}.new"
         file = self._disk.open(path, create=True)
-        file.pwritev([bytes(PREPARED_BYTES)], 0)
+        file.pwritev([bytes(self._prepared_bytes)], 0)
         file.sync()
         self._disk.rename(path, self._folder / _SPARE)
 
@@ -150,34 +165,56 @@ class Journal:
         self.size = 0
         return old
 
-    def drop(self, up_to: int) -> None:
-        """Free the files up to a number: their segments hold everything. One of them is kept for use again.
+    def keep(self, number: int) -> None:
+        """Remember that a file holds what its segments may lack: it is not dropped any more."""
+        self._kept.add(number)
 
-        Oldest first and durably: a file that came back after its `forget` was dropped would undo a truncation.
+    def keep_old(self) -> None:
+        """Keep everything that was there before this file was begun."""
+        self._kept.update(number for number in self._numbers() if number < self._number)
+
+    def drop(self, number: int) -> None:
+        """Free a file, its segments holding everything, and have it for use again.
+
+        Not if it forgets what an older file holds that is kept: that one's records would come back to life.
         """
-        old = [number for number in self._numbers() if number <= up_to]
-        for number in old[:-1]:
-            self._disk.remove(self._path(number))
-        if old:
-            self._disk.rename(self._path(old[-1]), self._folder / _SPARE)
+        if number in self._kept or (number in self._forgetful and any(kept < number for kept in self._kept)):
+            self._kept.add(number)
+            return
+        if number in self._numbers():
+            self._forgetful.discard(number)
+            self._disk.rename(self._path(number), self._folder / _SPARE)
             self._disk.sync_directory(self._folder)
+
+    def drop_old(self) -> None:
+        """Free everything that was there before this file was begun, oldest first."""
+        for number in self._numbers():
+            if number < self._number:
+                self.drop(number)
 
     def recover(self) -> dict[PartitionKey, Redo]:
         """Read what an earlier process left, and begin a new file after it."""
-        found: dict[PartitionKey, Redo] = {}
-        for number in self._numbers():
-            file = self._disk.open(self._path(number))
-            for kind, key, position, length, payload in _records(file, number):
-                if kind == FORGET:
-                    found.pop(key, None)
-                else:
-                    found.setdefault(key, {})[parse_header(payload).base_offset] = (file, position, length)
+        found = self.read()
         self.rotate()
         return found
 
+    def read(self) -> dict[PartitionKey, Redo]:
+        """Return the batches that the files hold for each partition."""
+        found: dict[PartitionKey, Redo] = {}
+        for number in self._numbers():
+            file = self._disk.open(self._path(number))
+            for kind, key, position, payload in _records(file, number):
+                if kind == FORGET:
+                    found.pop(key, None)
+                else:
+                    batches = found.setdefault(key, {})
+                    for start, header in walk(payload):
+                        batches[header.base_offset] = (file, position + start, header.length)
+        return found
 
-def _records(file: File, number: int) -> Iterator[tuple[int, PartitionKey, int, int, memoryview]]:
-    """Yield (kind, key, payload position, payload length, payload) up to the first record that is not of this life.
+
+def _records(file: File, number: int) -> Iterator[tuple[int, PartitionKey, int, memoryview]]:
+    """Yield (kind, key, payload position, payload) up to the first record that is not of this life.
 
     Everything from there on was still being written when the process died, so nobody was told that it is durable.
     """
@@ -198,6 +235,6 @@ def _records(file: File, number: int) -> Iterator[tuple[int, PartitionKey, int, 
             if crc32c(chunk[start + _CRC_BYTES : start + total]) != crc:
                 return
             payload = chunk[start + _HEAD.size : start + total]
-            yield kind, (UUID(bytes=topic_id), partition), position + start + _HEAD.size, length, payload
+            yield kind, (UUID(bytes=topic_id), partition), position + start + _HEAD.size, payload
             start += total
         position += start

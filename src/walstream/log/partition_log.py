@@ -1,50 +1,52 @@
 """The log of one partition: appended at one end, read anywhere below the high watermark, trimmed at the other end.
 
-Owns the offsets (`log_start` ≤ `high_watermark` ≤ `log_end`), the list of segments, the epoch map and the state of
-idempotent producers, and decides what may be appended. Refuses to know sockets, requests and threads: every method is
-called on the event-loop thread, except those that say they block.
+Owns the offsets (`log_start` ≤ `high_watermark` ≤ `durable_end` ≤ `log_end`), the list of segments, the epoch map and
+the state of idempotent producers, and decides what may be appended. Refuses to know sockets, requests and threads:
+every method is called on the event-loop thread, except those that say they block.
 
 The invariant: nothing is visible, and nobody is told of it, before it is durable. `append` moves `log_end` at once, so
-that appends can queue; `flushed` moves `high_watermark` when the flush that covers them has returned. After a failed
-write the partition is offline: it takes no more writes, and what was not acknowledged is found out again by recovery.
+that appends can queue; `flushed` moves `durable_end` when the flush that covers them has returned. On a node that is
+alone the high watermark follows it; in a cluster (`replicated`) the core moves it, when enough replicas have come so
+far. After a failed write the partition is offline: it takes no more writes, and what was not acknowledged is found out
+again by recovery.
+
+In a cluster the log takes `append` only between `become_leader` and the next change of its role.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from walstream.errors import (
     BatchTooLarge,
-    CorruptLog,
-    OffsetOutOfRange,
+    NotLeader,
     PartitionOffline,
     WalstreamError,
 )
 from walstream.log import batch as batches
-from walstream.log.batch import BatchHeader
-from walstream.log.checkpoint import PartitionCheckpoint
+from walstream.log import producer_snapshots
+from walstream.log.batch import BatchHeader, Buffer
 from walstream.log.compaction import check_keys
-from walstream.log.disk import Disk
 from walstream.log.group_commit import Write
 from walstream.log.index import Index
 from walstream.log.journal import PartitionKey
-from walstream.log.records import iter_records
+from walstream.log.keeping import KeptLog
+from walstream.log.received import check_received
 from walstream.log.recovery import Recovered
-from walstream.log.segment import OpenFiles, Segment
+from walstream.log.repair import Repairing
+from walstream.log.segment import Segment
 from walstream.log.settings import TopicSettings
+from walstream.log.surroundings import Done, Shared
+from walstream.log.truncation import Cutting, finish, forget_epochs
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets a segment may span; Kafka clients and tools count them in 32 bits."""
 
 TOPIC_FILE = "topic.id"
 """Beside a topic's partitions: a folder whose id is not the catalogue's belongs to a topic that was deleted."""
-
-Callback = Callable[[WalstreamError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +60,7 @@ class Appended:
     log_start: int
 
 
-class Shared(Protocol):
-    """What the partitions of a node share."""
-
-    disk: Disk
-    open_files: OpenFiles
-
-    def submit(self, write: Write) -> None:
-        """Queue a write for group commit."""
-
-    def append_stamp(self, last_ms: int) -> int:
-        """Return the time for a batch of a topic with append time."""
-
-    def now_ms(self) -> int:
-        """Return the wall clock."""
-
-    def sealed(self, segment: Segment) -> None:
-        """Hear that a segment takes no more batches."""
-
-    def reported(self, partition: PartitionLog, error: WalstreamError) -> None:
-        """Hear of damage or failure, to log and count it."""
-
-
-class PartitionLog:
+class PartitionLog(KeptLog):
     """One partition on this node."""
 
     def __init__(
@@ -90,51 +70,91 @@ class PartitionLog:
         folder: Path,
         shared: Shared,
         settings: TopicSettings,
-        epoch: int,
+        epoch: int | None,
         recovered: Recovered,
     ) -> None:
-        self.topic = topic
-        self.key = key
-        self.index = key[1]
-        self.folder = folder
-        self.settings = settings
-        self.leader_epoch = epoch
-        self.write_error: PartitionOffline | None = None
-        self.damaged: list[tuple[int, int]] = []
-        self._shared = shared
-        self._waiters: list[tuple[int, int, Callback]] = []
-        self._waiter_count = 0
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._listener_count = 0
+        """Open what recovery found. `epoch` is the one the node leads in; None in a cluster, which gives the roles."""
+        super().__init__(topic, key, folder, shared, settings)
+        self.replicated = epoch is None
+        self.is_leader = epoch is not None
+        self.leader_epoch = recovered.leader_epoch if epoch is None else epoch
+        self.led_epoch = recovered.led_epoch
+        self._role_changes = 0
         self.adopt(recovered)
 
-    def __repr__(self) -> str:
-        return f"PartitionLog({self.name}, [{self.log_start}, {self.high_watermark}, {self.log_end}))"
+    # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def name(self) -> str:
-        """How people name it."""
-        return f"{self.topic}-{self.index}"
+    def become_leader(self, epoch: int, done: Done) -> None:
+        """Take appends in a new epoch, once all that was queued is durable and the epoch map says where it begins.
 
-    @property
-    def size_bytes(self) -> int:
-        """What the segments take on disk."""
-        return sum(segment.size for segment in self.segments)
+        `done` may be called at once. With an error the log has no role.
+        """
+        self.stop_role()
+        change = self._role_changes
 
-    def adopt(self, recovered: Recovered) -> None:
-        """Begin, or begin again, from what recovery found. The partition takes writes from here on."""
-        self.segments = recovered.segments
-        self.log_start = recovered.log_start
-        self.log_end = self.high_watermark = recovered.log_end
-        self.epochs = recovered.epochs
-        self.producers = recovered.producers
-        self.cleaned_until = recovered.cleaned_until
-        self.gaps_below = recovered.gaps_below
-        self.tombstones_due_ms = recovered.tombstones_due_ms
-        self.damaged = list(recovered.damaged)
-        self.epochs.assign(self.leader_epoch, self.log_end)
-        self.write_error = None
-        self._last_stamp_ms = self.segments[-1].index.max_timestamp if self.settings.append_time else -1
+        def settle() -> None:
+            self.when_durable(self.log_end - 1, settled)
+
+        def settled(error: WalstreamError | None) -> None:
+            if error is not None or change != self._role_changes:
+                done(error or NotLeader(f"{self.name} has been given another role since."))
+                return
+            try:
+                self._begin_stamps(epoch)
+            except PartitionOffline as refused:
+                done(refused)
+                return
+            self.leader_epoch = max(self.leader_epoch, epoch)
+            self.epochs.assign(epoch, self.log_end)
+            self._shared.save_checkpoint(saved)
+
+        def saved(error: Exception | None) -> None:
+            if error is None and change != self._role_changes:
+                error = NotLeader(f"{self.name} has been given another role since.")
+            self.is_leader = self.is_leader or error is None
+            done(error)
+
+        self.after_release(settle)
+
+    def _begin_stamps(self, epoch: int) -> None:
+        """Stamp above everything that was stamped or promised in the epochs before; raises PartitionOffline.
+
+        A node that also led in the last one has its own floor for that, if it has not lost it with its disk.
+        """
+        is_stamped = self.settings.append_time  # If not, it may yet become so, or others know already that it is.
+        if epoch != self.led_epoch + 1 or self.is_unclean:
+            self._stamps.take_over(self._shared.now_ms(), is_kept=is_stamped)
+        self._stamps.begin(self.log_end)
+        if is_stamped:
+            self.led_epoch = epoch
+
+    def become_follower(self, epoch: int, done: Done) -> None:
+        """Take only what the leader of `epoch` sends; `done` when the epoch is durable."""
+        self.stop_role()
+        self.leader_epoch = max(self.leader_epoch, epoch)
+        self._shared.save_checkpoint(done)
+
+    def stop_role(self) -> None:
+        """Take no appends of clients any more."""
+        assert self.replicated, "a node that is alone leads what it has"
+        self._role_changes += 1
+        self.is_leader = False
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Let readers see what lies below `offset`, as far as it is durable here. It never moves back."""
+        offset = min(offset, self.durable_end)
+        self.high_watermark_epoch = self.leader_epoch
+        if offset > self.high_watermark:
+            self.high_watermark = offset
+            self._stamps.became_visible(offset)
+            self._visible_waiters.wake(offset)
+            self._notify()
+
+    def fail_waiters(self, error: WalstreamError, *, visible_only: bool = False) -> None:
+        """Tell those who wait that it will not be: all of them, or those who wait for the high watermark."""
+        if not visible_only:
+            self._durable_waiters.fail(error)
+        self._visible_waiters.fail(error)
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +167,8 @@ class PartitionLog:
         """
         if self.write_error is not None:
             raise self.write_error
+        if not self.is_leader:
+            raise NotLeader(f"This node does not lead {self.name}.", "Ask again who does.")
         self._check_size(len(batch))
         header = batches.validate(batch)
         if self.settings.compacted:
@@ -158,19 +180,95 @@ class PartitionLog:
                 return Appended(duplicate.base_offset, duplicate.last_offset, stamp_ms, self.log_start)
         append_time_ms = -1
         if self.settings.append_time:
-            append_time_ms = self._last_stamp_ms = self._shared.append_stamp(self._last_stamp_ms)
+            append_time_ms = self._stamps.stamp(now_ms, self.log_end + header.record_count)
             batches.stamp_append_time(batch, append_time_ms)
         batches.stamp(batch, self.log_end, self.leader_epoch)
         self._enqueue(batches.parse_header(batch), batch, now_ms)
         return Appended(self.log_end - header.record_count, self.log_end - 1, append_time_ms, self.log_start)
 
+    def resolve(self) -> tuple[int, int] | None:
+        """Return an offset and a time: every record at or after the offset, now and for ever, has a later append time.
+
+        Only for the leader. None if the topic has no append time, while a new leader does not know the stamps of what
+        it began with, and where the files could not be opened. Asked very often: touches no disk unless the clock has
+        outrun its reservation.
+        """
+        assert self.is_leader, "only a leader stamps"
+        if not self.settings.append_time or self.failure is not None:
+            return None
+        end = self.high_watermark
+        resolved_ms = self._stamps.resolve(self._shared.now_ms(), end, is_alone=not self.replicated)
+        return None if resolved_ms is None else (end, resolved_ms)
+
     def _enqueue(self, header: BatchHeader, batch: memoryview, now_ms: int) -> None:
         segment = self._segment_for(header, now_ms)
         position = segment.note(header)
-        self.log_end = header.next_offset
+        self.log_end = end = header.next_offset
         self.producers.apply(header, now_ms)
+        self._submit(segment, position, batch, header.base_offset, end)
+
+    def _submit(self, segment: Segment, position: int, data: Buffer, base_offset: int, end: int) -> None:
         sync = not self.settings.ack_before_fsync
-        self._shared.submit(Write(self, segment, position, batch, header.next_offset, sync))
+        write = Write(self, segment, position, data, base_offset, end, self.truncations, sync)
+        self._in_flight.add(write)
+        self._shared.submit(write)
+        if self.listener is not None:
+            self.listener.appended()
+
+    def append_replicated(self, received: Sequence[Buffer], *, offset: int, now_ms: int) -> int:
+        """Check what the leader sent from `offset` on and queue it; return the new log end. All of it, or nothing.
+
+        The buffers belong to the log until `when_durable` calls back for the last offset. Raises CorruptBatch where a
+        CRC fails or batches do not continue the log, FencedLeaderEpoch where an epoch is none that this log may
+        hold there, PartitionOffline if it takes no writes.
+        """
+        assert not self.is_leader, "a leader takes nothing from others"
+        if self.write_error is not None:
+            raise self.write_error
+        if self.is_held:
+            raise PartitionOffline(f"{self.name} is being cut back.", "Send again when it is done.")
+        first = self._first_offset(offset, received)
+        parsed = check_received(
+            received, offset, self.log_end, self.epochs.last_epoch, self.leader_epoch, first=first,
+            dense=not self.settings.compacted,
+        )  # fmt: skip
+        if first < offset and parsed:
+            # Nothing was ever written to the segment that began in the middle of this batch.
+            self.segments = [Segment(self._shared.disk, self.folder, first, self._shared.open_files)]
+            self.log_end = first
+        for buffer, headers in parsed:
+            self._enqueue_run(memoryview(buffer), headers, now_ms)
+        return self.log_end
+
+    def _first_offset(self, offset: int, received: Sequence[Buffer]) -> int:
+        """Return where the first batch may begin: before `offset`, if an empty log starts in the middle of it."""
+        is_untouched = self.log_start == self.log_end == offset and not self.segments[-1].has_file
+        if not is_untouched or not received or len(received[0]) < batches.HEADER_BYTES:
+            return offset
+        header = batches.parse_header(received[0])
+        return header.base_offset if 0 <= header.base_offset < offset <= header.last_offset else offset
+
+    def _enqueue_run(self, buffer: memoryview, headers: list[BatchHeader], now_ms: int) -> None:
+        """Queue batches that stand in a row: one write for as many as go to the same segment."""
+        begin = end = 0
+        run: tuple[Segment, int, int] | None = None
+        for header in headers:
+            segment = self._segment_for(header, now_ms)
+            if run is not None and run[0] is not segment:
+                self._submit(run[0], run[1], buffer[begin:end], run[2], self.log_end)
+                run, begin = None, end
+            position = segment.note(header)
+            run = run or (segment, position, header.base_offset)
+            if header.base_offset != self.log_end:
+                self.gaps_below = max(self.gaps_below, header.base_offset)
+            self.epochs.assign(header.leader_epoch, max(header.base_offset, self.log_start))
+            self.producers.apply(header, now_ms)
+            self.log_end = header.next_offset
+            if header.uses_append_time:
+                self._stamps.seen(header.max_timestamp)
+            end += header.length
+        if run is not None:
+            self._submit(run[0], run[1], buffer[begin:end], run[2], self.log_end)
 
     def _check_size(self, length: int) -> None:
         limit = self.settings.batch_bytes_max
@@ -201,7 +299,8 @@ class PartitionLog:
         segment.index = Index()
         segment.created_ms = now_ms
         self.segments = [*self.segments, segment]
-        self._shared.sealed(sealed)
+        snapshot_path = producer_snapshots.path_of(self.folder, self.log_end)
+        self._shared.sealed(sealed, snapshot_path, producer_snapshots.encode(self.producers))
         return segment
 
     def prepare(self) -> None:
@@ -213,16 +312,25 @@ class PartitionLog:
 
     # ── what group commit reports ────────────────────────────────────────────────────────────────────────────────
 
-    def flushed(self, write: Write) -> None:
-        """A batch is durable: it becomes visible."""
-        segment = write.segment
-        segment.visible_size = write.position + len(write.buffer)
-        if write.is_synced:
-            segment.synced_size, segment.synced_offset = segment.visible_size, write.end_offset
-        self.high_watermark = write.end_offset
-        while self._waiters and self._waiters[0][0] < self.high_watermark:
-            heappop(self._waiters)[2](None)
-        self._notify()
+    def flushed(self, writes: list[Write]) -> None:
+        """Batches are durable: on a node that is alone they become visible."""
+        last = writes[-1]
+        if last.truncations != self.truncations:
+            return  # Queued before the log was cut: whoever cut it says what is durable.
+        segment = last.segment
+        segment.durable_size = last.position + len(last.buffer)
+        if last.is_synced:
+            segment.synced_size, segment.synced_offset = segment.durable_size, last.end_offset
+        self._in_flight.remove(writes)
+        self.durable_end = last.end_offset
+        self._durable_waiters.wake(last.end_offset)
+        if not self.replicated:
+            self.high_watermark = last.end_offset
+            self._stamps.became_visible(last.end_offset)
+            self._visible_waiters.wake(last.end_offset)
+            self._notify()
+        if self.listener is not None:
+            self.listener.became_durable()
 
     def settled(self, segment: Segment, size: int, end_offset: int) -> None:
         """A segment's own file has caught up with the journal."""
@@ -231,164 +339,69 @@ class PartitionLog:
 
     def failed(self, error: PartitionOffline) -> None:
         """A write failed, and with it everything queued behind it."""
-        self._shared.reported(self, error)
+        self._shared.reported(self.name, error)
         self.stop(error)
 
     def stop(self, error: PartitionOffline) -> None:
         """Take no more writes, and tell everybody who waits for one."""
         self.write_error = error
-        waiters, self._waiters = sorted(self._waiters, key=lambda waiter: waiter[:2]), []
-        for _, _, callback in waiters:
-            callback(error)
+        self._in_flight.clear()
+        self.fail_waiters(error)
+        if self.listener is not None:
+            self.listener.went_offline(error)
 
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def when_visible(self, offset: int, callback: Callback) -> None:
-        """Call back once `offset` is below the high watermark, or its write has failed; at once if it already is."""
-        if offset < self.high_watermark:
-            callback(None)
-        elif self.write_error is not None:
-            callback(self.write_error)
-        else:
-            self._waiter_count += 1
-            heappush(self._waiters, (offset, self._waiter_count, callback))
-
-    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever there is more, or less, to read; return how to stop it."""
-        self._listener_count += 1
-        number = self._listener_count
-        self._listeners[number] = callback
-        return lambda: self._listeners.pop(number, None) and None
-
-    def _notify(self) -> None:
-        if self._listeners:
-            for callback in tuple(self._listeners.values()):
-                callback()
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def read_cached(self, offset: int, bytes_max: int) -> memoryview | None:
-        """Return verified whole batches from `offset` on, at least one if there is any; None: the disk is needed.
-
-        The first batch may begin before `offset`. Raises OffsetOutOfRange, or CorruptLog where the bytes are damaged.
-        """
-        return self._read(offset, bytes_max, cached=True)
-
-    def read_blocking(self, offset: int, bytes_max: int) -> memoryview:
-        """Read like `read_cached`, from the disk where needed. Blocks; may be called on another thread."""
-        result = self._read(offset, bytes_max, cached=False)
-        assert result is not None
-        return result
-
-    def _read(self, offset: int, bytes_max: int, *, cached: bool) -> memoryview | None:
-        self.check_offset(offset)
-        segments = self.segments  # Retention replaces the list, so a reader on another thread keeps a whole one.
-        number = max(bisect_right(segments, offset, key=_base_offset) - 1, 0)
-        try:
-            while offset < self.high_watermark and number < len(segments):
-                segment = segments[number]
-                dense = segment.base_offset >= self.gaps_below
-                data = segment.read(offset, bytes_max, cached=cached, dense=dense)
-                if data is None or len(data):
-                    return data
-                number += 1  # Compaction left nothing at or after the offset in this segment.
-        except CorruptLog as error:
-            self._note_damage(offset, error)
-            raise
-        except FileNotFoundError:
-            self.check_offset(offset)  # Retention has been here since.
-            raise
-        return memoryview(b"")
-
-    def check_offset(self, offset: int) -> None:
-        """Raise OffsetOutOfRange unless a reader may stand at `offset`."""
-        if not self.log_start <= offset <= self.high_watermark:
-            raise OffsetOutOfRange(
-                f"{self.name} has offsets {self.log_start} to {self.high_watermark}; {offset} is outside."
-            )
-
-    def _note_damage(self, offset: int, error: CorruptLog) -> None:
-        if not any(start <= offset < end for start, end in self.damaged):
-            self.damaged.append((offset, offset + 1))
-            self._shared.reported(self, error)
-
-    def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first visible record at or after a time. Blocks."""
-        for segment in list(self.segments):
-            if segment.index.max_timestamp < timestamp_ms:
-                continue
-            for position, header in segment.headers(
-                segment.index.position_for_time(timestamp_ms), segment.visible_size
-            ):
-                if header.max_timestamp < timestamp_ms or header.last_offset < self.log_start:
-                    continue
-                data = segment.file.pread(header.length, position)
-                for record in iter_records(data):
-                    if record.timestamp_ms >= timestamp_ms and record.offset >= self.log_start:
-                        return record.offset, record.timestamp_ms
-        return None
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the record with the largest timestamp. Blocks."""
-        largest = max((segment.index.max_timestamp for segment in self.segments), default=-1)
-        return self.offset_for_time(largest) if largest >= 0 else None
+    def discard(self, error: PartitionOffline) -> None:
+        """Take no more writes, because the topic is deleted: a flush that is under way has nothing to tell here."""
+        self.truncations += 1
+        self.stop(error)
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
         """Return the largest epoch not above `epoch` and where it ends, for clients that check for truncation."""
         return self.epochs.end_offset_for(epoch, self.high_watermark)
 
-    # ── trimming ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def come_back(self, recovered: Recovered) -> None:
+        """Begin again after a full disk. In a cluster without a role: what was queued, and perhaps sent, is gone."""
+        self._role_changes += 1
+        self.truncations += 1
+        self.is_leader = not self.replicated
+        self.adopt(recovered)
+        if recovered.cut is not None:
+            self.is_held = True
+            self._shared.save_checkpoint(self._noted)
+        if self.listener is not None:
+            self.listener.came_back()
 
-    def advance_start(self, offset: int) -> list[Segment]:
-        """Move the start of the log up, and return the segments that lie wholly below it.
+    def _noted(self, error: Exception | None) -> None:
+        if error is None:
+            finish(self._shared, self, lambda _: None)
 
-        The caller makes the new start durable before it removes their files.
+    # ── cutting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def truncate(self, to: int, done: Done) -> None:
+        """Cut off everything from offset `to` on, durably: batches, epochs, producers, waiters, high watermark.
+
+        Until `done` the log takes no appends. A batch that holds `to` goes as a whole, so `log_end` may be lower.
+        Where nothing has to go at all, `done` is called at once.
         """
-        if offset > self.high_watermark:
-            raise OffsetOutOfRange(f"{self.name} ends at {self.high_watermark}; it cannot start at {offset}.")
-        if offset <= self.log_start:
-            return []
-        self.log_start = offset
-        self.epochs.trim(offset)
-        keep = 0
-        while keep + 1 < len(self.segments) and self.segments[keep + 1].base_offset <= offset:
-            keep += 1
-        dropped = self.segments[:keep]
-        self.replace(dropped, [])
-        self._notify()
-        return dropped
+        if self.is_held:
+            self.after_release(partial(self.truncate, to, done))
+            return
+        to = max(min(to, self.log_end), self.log_start)
+        if to == self.log_end:
+            forget_epochs(self._shared, self, done)
+        else:
+            Cutting(self, self._shared, to, done, is_reset=False).begin()
 
-    def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        """Put segments in the place of others, as retention and compaction do."""
-        gone = {id(segment) for segment in old}
-        kept = [segment for segment in self.segments if id(segment) not in gone]
-        self.segments = sorted([*kept, *new], key=_base_offset)
+    def reset(self, to: int, done: Done) -> None:
+        """Empty the log, durably, whatever is in its folder; it begins at `to`. Until `done` it takes no appends."""
+        if self.is_held:
+            self.after_release(partial(self.reset, to, done))
+        else:
+            Cutting(self, self._shared, to, done, is_reset=True).begin()
 
-    # ── what the checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
+    def repair(self, start: int, received: Sequence[Buffer], done: Done) -> None:
+        """Write sound batches from a peer over damaged ones, in place and durably; `damaged` then lacks the range.
 
-    def checkpoint(self) -> PartitionCheckpoint:
-        """Return the state just below the last synced position."""
-        segment = self._last_synced()
-        offset = segment.synced_offset
-        return PartitionCheckpoint(
-            log_start=self.log_start,
-            segment=segment.base_offset,
-            position=segment.synced_size,
-            offset=offset,
-            epochs=[(epoch, start) for epoch, start in self.epochs.to_list()],
-            producers=self.producers.snapshot(below=offset),
-            cleaned_until=self.cleaned_until,
-            gaps_below=self.gaps_below,
-            tombstones_due_ms=self.tombstones_due_ms,
-        )
-
-    def _last_synced(self) -> Segment:
-        """Return the newest segment before which everything is synced."""
-        for segment in self.segments:
-            if segment.synced_size < segment.size:
-                return segment
-        return self.segments[-1]
-
-
-def _base_offset(segment: Segment) -> int:
-    return segment.base_offset
+        They begin where damage begins. With an error nothing was written: the batches are wrong, or do not fit there.
+        """
+        Repairing(self, self._shared, start, received, done).begin()

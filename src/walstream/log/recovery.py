@@ -1,37 +1,38 @@
 """Recovery: from what a folder holds to a log that can be trusted.
 
-After a clean stop nothing is read. Otherwise every batch from the checkpoint on is checked:
+After a clean stop nothing is read. Otherwise what was announced is finished (a compaction's swap, a cut), the segments
+are opened, and every batch from the checkpoint on is checked (`scanning`).
 
-- bytes that do not check at the end of the last segment are a torn write nobody was told about: they are cut;
-- the journal may hold the batch that should stand there: it is written again;
-- bytes that do not check with sound batches *after* them are damage to what may have been acknowledged: they are kept
-  aside and reported, never served, and never cut, because a cut would take the sound batches with it.
-
-What was read from the checkpoint on is also written again and synced: after an fsync that failed, the kernel keeps the
-pages and calls them clean, so reading them back proves nothing about the disk.
-
-Owns the scan. Blocks; called before the partition serves, or while it is offline.
+Owns which files make up the log. Blocks; called before the partition serves, or while it is offline.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from walstream.errors import CorruptLog
-from walstream.log.batch import HEADER_BYTES, BatchHeader, parse_header, verified_prefix, walk
+import msgspec
+
+from walstream.errors import CorruptLog, StorageError
+from walstream.log import truncation
 from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.disk import Disk
 from walstream.log.epochs import EpochMap
 from walstream.log.index import Index
 from walstream.log.journal import Redo
 from walstream.log.producers import ProducerStates
-from walstream.log.salvage import next_batch
-from walstream.log.segment import SCAN_BYTES, OpenFiles, Segment
+from walstream.log.replica_reads import chunk_of
+from walstream.log.scanning import Scan
+from walstream.log.segment import OpenFiles, Segment
+from walstream.log.truncation import Cut
 
+EPOCH_MAX = 2**31 - 1
+READ_BYTES = 1024 * 1024
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
+_OF_A_SEGMENT = re.compile(r"\d{20}\.(log|index|producers)")
 
 FRESH = PartitionCheckpoint(log_start=0, segment=0, position=0, offset=0)
 
@@ -48,22 +49,42 @@ class Recovered:
     cleaned_until: int = 0
     gaps_below: int = 0
     tombstones_due_ms: int | None = None
+    leader_epoch: int = -1
+    led_epoch: int = -1
+    high_watermark: int = 0
+    high_watermark_epoch: int = -1
+    is_unclean: bool = False
+    """Whether less was found than was known to be durable, now or at an earlier start."""
     bytes_checked: int = 0
     bytes_cut: int = 0
     batches_redone: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
     """Offset ranges [from, to) that fail their checksums."""
+    cut: Cut | None = None
+    """A cut that was announced and has been carried out: to be concluded once a checkpoint is saved."""
+    failure: StorageError | None = None
+    """Why the files cannot be used, if they cannot."""
+    saved: PartitionCheckpoint | None = None
+    """Then: what the checkpoint says of them, and must go on saying."""
 
     @classmethod
-    def empty(cls, disk: Disk, folder: Path, saved: PartitionCheckpoint | None, open_files: OpenFiles) -> Recovered:
+    def failed(
+        cls,
+        disk: Disk,
+        folder: Path,
+        saved: PartitionCheckpoint | None,
+        open_files: OpenFiles,
+        failure: StorageError,
+    ) -> Recovered:
         """Stand in for a partition whose files cannot be used: nothing to read, at the offsets it had."""
         known = saved or FRESH
         segment = Segment(disk, folder, known.offset, open_files)
         segment.index = Index()
         epochs = EpochMap.from_list(known.epochs)
         return cls(
-            [segment], known.offset, known.offset, epochs, ProducerStates(), known.cleaned_until, known.gaps_below
-        )
+            [segment], known.offset, known.offset, epochs, ProducerStates(),
+            leader_epoch=known.leader_epoch, led_epoch=known.led_epoch, is_unclean=True, failure=failure, saved=known,
+        )  # fmt: skip
 
 
 def recover(
@@ -77,9 +98,19 @@ def recover(
     segment_bytes: int,
     producers_max: int,
     now_ms: int,
+    epoch_max: int = EPOCH_MAX,
+    is_compacted: bool = False,
 ) -> Recovered:
     """Open the segments of one partition and bring them to a state that can be trusted."""
     known = saved or FRESH
+    finish_swaps(disk, folder)
+    cut = truncation.announced(disk, folder)
+    if cut is not None:
+        # Everything below the cut was synced before it was announced, so the journal has nothing to add.
+        truncation.carry_out(disk, folder, cut)
+        known = truncation.lowered(disk, folder, cut, known, _bases(disk, folder), producers_max)
+        redo, clean = {}, False
+    known = _from_the_batch_that_holds_the_start(known, _bases(disk, folder))
     segments = _open_segments(disk, folder, known, open_files)
     found = Recovered(
         segments=segments,
@@ -90,26 +121,92 @@ def recover(
         cleaned_until=known.cleaned_until,
         gaps_below=known.gaps_below,
         tombstones_due_ms=known.tombstones_due_ms,
+        leader_epoch=known.leader_epoch,
+        led_epoch=known.led_epoch,
+        high_watermark=known.high_watermark,
+        high_watermark_epoch=known.high_watermark_epoch,
+        cut=cut,
     )
     if clean and segments[-1].base_offset == known.segment and segments[-1].size == known.position:
         segments[-1].synced_offset = known.offset
     else:
-        _scan(_Scan(disk, folder, found, redo, open_files, segment_bytes, now_ms), known)
+        Scan(disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, now_ms).run(known)
+    if found.log_end < found.log_start:
+        _begin_at_the_start(disk, folder, found, open_files)
+    found.is_unclean = known.is_unclean or found.log_end < max(known.durable_end, known.high_watermark)
     found.epochs.truncate(found.log_end)
     found.epochs.trim(found.log_start)
+    _look_again(found, known.damaged)
     for segment in segments[:-1]:
         segment.sealed = True
     return found
 
 
+def _look_again(found: Recovered, damaged: Sequence[tuple[int, int]]) -> None:
+    """Remember what was known to be damaged, where no scan came by, unless it has become sound since."""
+    for start, end in damaged:
+        start, end = max(start, found.log_start), min(end, found.log_end)
+        is_known = any(first <= start and end <= stop for first, stop in found.damaged)
+        if start < end and not is_known and not _is_sound(found, start, end):
+            found.damaged = sorted([*found.damaged, (start, end)])
+
+
+def _is_sound(found: Recovered, start: int, end: int) -> bool:
+    """Tell whether a range can be read: every batch with its checksum, in its place and of its epoch. Blocks."""
+    offset = start
+    while offset < end:
+        number = bisect_right(found.segments, offset, key=lambda segment: segment.base_offset) - 1
+        segment = found.segments[max(number, 0)]
+        dense = segment.base_offset >= found.gaps_below
+        try:
+            data = segment.read(offset, READ_BYTES, cached=False, dense=dense, end=found.log_end)
+            following = chunk_of(data or memoryview(b""), offset, found.epochs, found.log_start).next_offset
+        except (CorruptLog, OSError):
+            return False
+        if following == offset:
+            return not dense
+        offset = following
+    return True
+
+
+def _begin_at_the_start(disk: Disk, folder: Path, found: Recovered, open_files: OpenFiles) -> None:
+    """Let a log begin anew of which nothing is left from its start on."""
+    for segment in found.segments:
+        segment.remove()
+    if disk.list(folder):
+        disk.sync_directory(folder)
+    found.segments[:] = [Segment(disk, folder, found.log_start, open_files)]
+    found.segments[0].index = Index()
+    found.log_end = found.log_start
+
+
+def _from_the_batch_that_holds_the_start(known: PartitionCheckpoint, bases: list[int]) -> PartitionCheckpoint:
+    """Look before the log's start, if the checkpoint knows an empty log whose first batch may begin there.
+
+    The start may lie inside a batch. A log that was reset to it takes the batch as a whole, in a segment named after
+    where that begins.
+    """
+    if known.position or known.offset != known.log_start or known.segment in bases:
+        return known
+    before = [base for base in bases if base < known.segment]
+    if not before:
+        return known
+    return msgspec.structs.replace(known, segment=before[-1], offset=before[-1])
+
+
+def _bases(disk: Disk, folder: Path) -> list[int]:
+    return [int(name.removesuffix(".log")) for name in disk.list(folder) if _SEGMENT_NAME.fullmatch(name)]
+
+
 def _open_segments(disk: Disk, folder: Path, known: PartitionCheckpoint, open_files: OpenFiles) -> list[Segment]:
-    """Return the segments in order, the last one to be written to; those below the log's start are removed."""
-    finish_swaps(disk, folder)
-    names = disk.list(folder)
-    bases = [int(name.removesuffix(".log")) for name in names if _SEGMENT_NAME.fullmatch(name)]
-    while len(bases) > 1 and bases[1] <= known.log_start:
-        disk.remove(folder / f"{bases[0]:020d}.log")
-        disk.remove(folder / f"{bases[0]:020d}.index")
+    """Return the segments in order, the last one to be written to; those below the log's start are removed.
+
+    But not the one the checkpoint ends in, though all of it may lie below the start: the scan begins there.
+    """
+    bases = _bases(disk, folder)
+    while len(bases) > 1 and bases[1] <= known.log_start and bases[0] < known.segment:
+        for suffix in (".log", ".index", ".producers"):
+            disk.remove(folder / f"{bases[0]:020d}{suffix}")
         del bases[0]
     if known.position and known.segment not in bases:
         raise CorruptLog(
@@ -119,8 +216,12 @@ def _open_segments(disk: Disk, folder: Path, known: PartitionCheckpoint, open_fi
     segments = [
         Segment(disk, folder, base, open_files, size=disk.open(folder / f"{base:020d}.log").size()) for base in bases
     ]
-    if not bases or known.segment > bases[-1]:
-        segments.append(Segment(disk, folder, known.segment, open_files))  # Begun, but never written to.
+    for segment in segments:
+        segment.has_file = True
+    if known.segment not in bases:
+        # Begun, but never written to, or not in a way that outlived a crash: perhaps the journal has what belongs here.
+        segments.append(Segment(disk, folder, known.segment, open_files))
+        segments.sort(key=lambda segment: segment.base_offset)
     return segments
 
 
@@ -136,173 +237,8 @@ def finish_swaps(disk: Disk, folder: Path) -> None:
         elif name.endswith(".swap"):
             base, end = (int(part) for part in name.removesuffix(".swap").split("-"))
             for other in disk.list(folder):
-                if _SEGMENT_NAME.fullmatch(other) and base < int(other.removesuffix(".log")) < end:
+                if _OF_A_SEGMENT.fullmatch(other) and base < int(other.partition(".")[0]) < end:
                     disk.remove(folder / other)
             disk.rename(folder / name, folder / f"{base:020d}.log")
             disk.remove(folder / f"{base:020d}.index")
             disk.sync_directory(folder)
-
-
-@dataclass(slots=True)
-class _Scan:
-    """What the steps of a scan share."""
-
-    disk: Disk
-    folder: Path
-    found: Recovered
-    redo: Redo
-    open_files: OpenFiles
-    segment_bytes: int
-    now_ms: int
-
-
-def _scan(scan: _Scan, known: PartitionCheckpoint) -> None:
-    """Check everything from the checkpoint on, then append what only the journal has."""
-    segments = scan.found.segments
-    first = next((i for i, segment in enumerate(segments) if segment.base_offset == known.segment), 0)
-    if segments[first].base_offset != known.segment or segments[first].size < known.position:
-        # The files do not fit the checkpoint (or there is none): nothing is known, so everything is read.
-        first, position = 0, 0
-        scan.found.log_end = segments[0].base_offset
-    else:
-        position = known.position
-    for number in range(first, len(segments)):
-        segment = segments[number]
-        if segment.base_offset != scan.found.log_end and number > first:
-            _note_damage(scan, segment.base_offset)
-        _scan_segment(scan, segment, position, is_last=number == len(segments) - 1)
-        position = 0
-    _append_redone(scan)
-
-
-def _scan_segment(scan: _Scan, segment: Segment, position: int, *, is_last: bool) -> None:
-    if segment.size == 0:
-        segment.index, segment.synced_offset = Index(), scan.found.log_end
-        return
-    segment.index = _index_up_to(scan.disk, segment, position)
-    end, file = segment.size, segment.file_to_write()
-    wanted = SCAN_BYTES
-    while position < end:
-        chunk = file.pread(min(wanted, end - position), position)
-        good, is_bad = _fitting_prefix(scan, chunk)
-        if good:
-            _take_in(scan, segment, chunk[:good], position)
-            file.pwritev([chunk[:good]], position)
-            position += good
-            wanted = SCAN_BYTES
-        elif not is_bad and len(chunk) >= HEADER_BYTES and parse_header(chunk).length <= end - position:
-            wanted = parse_header(chunk).length
-        else:
-            position = _mend(scan, segment, position, is_last=is_last)
-            end = segment.size
-    segment.size = segment.visible_size = segment.synced_size = position
-    segment.synced_offset = scan.found.log_end
-    file.sync()
-    segment.is_named = True
-
-
-def _fitting_prefix(scan: _Scan, chunk: bytes) -> tuple[int, bool]:
-    """Count the bytes of sound batches that continue the log, as `verified_prefix` does.
-
-    The CRC leaves out the base offset. Only compaction leaves gaps, and only below the point it has reached.
-    """
-    expected = scan.found.log_end
-    dense = expected >= scan.found.gaps_below
-    good, is_bad = verified_prefix(chunk, dense=dense)
-    if good:
-        base_offset = parse_header(chunk).base_offset
-        if base_offset < expected or (dense and base_offset != expected):
-            return 0, True
-    return good, is_bad
-
-
-def _take_in(scan: _Scan, segment: Segment, chunk: bytes, position: int) -> None:
-    """Bring the state of the log forward over sound batches."""
-    found = scan.found
-    for start, header in walk(chunk):
-        segment.index.note(
-            header.base_offset, header.last_offset, position + start, header.length, header.max_timestamp
-        )
-        if header.leader_epoch != found.epochs.epoch_at(header.base_offset):
-            found.epochs.assign(header.leader_epoch, header.base_offset)
-        found.producers.apply(header, scan.now_ms)
-        found.log_end = header.next_offset
-    found.bytes_checked += len(chunk)
-
-
-def _mend(scan: _Scan, segment: Segment, position: int, *, is_last: bool) -> int:
-    """Deal with bytes that do not check at `position`; return where the scan goes on."""
-    found, file = scan.found, segment.file_to_write()
-    batch = _redone(scan, found.log_end)
-    if batch is not None:
-        file.pwritev([batch], position)
-        segment.size = max(segment.size, position + len(batch))
-        found.batches_redone += 1
-        return position
-    rest = file.pread(segment.size - position, position)
-    following = next_batch(rest, 1, found.log_end)
-    if following is not None:
-        start, header = following
-        _note_damage(scan, header.base_offset)
-        segment.index.covered = position + start
-        return position + start
-    if is_last:
-        found.bytes_cut += segment.size - position
-        file.truncate(position)
-    segment.size = position
-    return position
-
-
-def _note_damage(scan: _Scan, up_to: int) -> None:
-    scan.found.damaged.append((scan.found.log_end, up_to))
-    scan.found.log_end = up_to
-
-
-def _redone(scan: _Scan, offset: int) -> bytes | None:
-    """Return the journal's batch for an offset."""
-    entry = scan.redo.pop(offset, None)
-    if entry is None:
-        return None
-    file, position, length = entry
-    return file.pread(length, position)
-
-
-def _append_redone(scan: _Scan) -> None:
-    """Append, at the end of the log, the batches that only the journal has."""
-    found = scan.found
-    changed: dict[int, Segment] = {}
-    if scan.redo:
-        scan.disk.make_directory(scan.folder)
-    while (batch := _redone(scan, found.log_end)) is not None:
-        header: BatchHeader = parse_header(batch)
-        segment = found.segments[-1]
-        if segment.size and segment.size + header.length > scan.segment_bytes:
-            segment = Segment(scan.disk, scan.folder, header.base_offset, scan.open_files)
-            segment.index = Index()
-            found.segments.append(segment)
-        position = segment.size
-        segment.file_to_write().pwritev([batch], position)
-        segment.size = position + header.length
-        _take_in(scan, segment, batch, position)
-        found.batches_redone += 1
-        changed[id(segment)] = segment
-    for segment in changed.values():
-        segment.file_to_write().sync()
-        segment.visible_size = segment.synced_size = segment.size
-        segment.synced_offset = found.log_end
-    if changed:
-        scan.disk.sync_directory(scan.folder)
-
-
-def _index_up_to(disk: Disk, segment: Segment, position: int) -> Index:
-    """Return the index of everything before `position`, from its file as far as that goes."""
-    index = Index.decode(disk.read(segment.index_path)) or Index()
-    index.truncate(position)
-    for start, header in _headers(segment, index.covered, position):
-        index.note(header.base_offset, header.last_offset, start, header.length, header.max_timestamp)
-    index.covered = position
-    return index
-
-
-def _headers(segment: Segment, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    return segment.headers(position, limit) if position < limit else iter(())

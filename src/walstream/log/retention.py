@@ -1,21 +1,53 @@
-"""Retention: how far the start of a log may move up. Arithmetic over segments; the last one always stays."""
+"""Retention: how far the start of a log may move up. Arithmetic over segments; the last one always stays.
+
+Also the *hold*, by which a reader of the log keeps what it still needs: from a time on, segments are neither dropped
+nor compacted, whatever else the topic says. It keeps so many bytes and no more, so that a hold whose owner is gone
+fills no disk. A segment is held as a whole, if one of its records is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from walstream.log.segment import Segment
-from walstream.log.settings import UNLIMITED, TopicSettings
+from walstream.log.settings import NO_HOLD, UNLIMITED, TopicSettings
 
 
 def retained_from(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> int:
-    """Return the first offset that the topic's settings keep."""
+    """Return the first offset that the topic's settings, or its hold, keep."""
     kept = 0
     if settings.deleted and settings.retention_ms != UNLIMITED:
         kept = _kept_by_age(segments, now_ms - settings.retention_ms)
     if settings.deleted and settings.retention_bytes != UNLIMITED:
         kept = max(kept, _kept_by_size(segments, settings.retention_bytes))
-    return segments[kept].base_offset
+    return segments[held_from(segments, settings, kept)].base_offset
+
+
+def held_from(segments: Sequence[Segment], settings: TopicSettings, end: int) -> int:
+    """Return the first of the segments before number `end` that the hold keeps; `end` if it keeps none of them.
+
+    Those before `end` are what would be removed without it: all that it keeps counts against its limit.
+    """
+    if settings.hold_from_ms == NO_HOLD:
+        return end
+    times = (segment.index.max_timestamp for segment in segments[:end])
+    first = next((number for number, time_ms in enumerate(times) if time_ms >= settings.hold_from_ms), end)
+    room = settings.hold_bytes_max
+    while end > first and segments[end - 1].size <= room:
+        end -= 1
+        room -= segments[end].size
+    return end
+
+
+def holds_more(settings: TopicSettings, before: TopicSettings) -> bool:
+    """Tell whether something is held now that was not before."""
+    if settings.hold_from_ms == NO_HOLD:
+        return False
+    return (
+        before.hold_from_ms == NO_HOLD
+        or settings.hold_from_ms < before.hold_from_ms
+        or settings.hold_bytes_max > before.hold_bytes_max
+    )
 
 
 def _kept_by_age(segments: Sequence[Segment], expired_ms: int) -> int:

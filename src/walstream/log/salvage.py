@@ -1,10 +1,13 @@
 """Finding the way again after damaged bytes: where does the next sound batch begin?
 
-Pure. A batch counts as found only if its header is possible, its offsets are not below what is expected, and its CRC
-matches, so a chance hit is one in four billion per candidate.
+Pure. A batch counts as found only if its header is possible, its CRC matches and the caller takes it, so a chance hit
+is one in four billion per candidate. A record's value may hold the bytes of a batch on purpose; such a batch is not
+followed by another that continues it, so one that is, or that ends the data, is preferred.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from walstream.errors import CorruptBatch
 from walstream.log.batch import HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader, check_crc, parse_header
@@ -12,22 +15,39 @@ from walstream.log.batch import HEADER_BYTES, MAGIC, MAGIC_POSITION, BatchHeader
 _MAGIC_BYTE = bytes([MAGIC])
 BATCH_BYTES_MAX = 2**30
 
+Takes = Callable[[BatchHeader], bool]
 
-def next_batch(data: bytes | bytearray, start: int, offset_min: int) -> tuple[int, BatchHeader] | None:
-    """Return the first sound batch at or after `start` whose offsets are not below `offset_min`, if there is one."""
+
+def sound_at(data: bytes | bytearray | memoryview, position: int) -> BatchHeader | None:
+    """Return the header of the batch at a position, if it is all there and its CRC matches."""
+    try:
+        header = parse_header(data, position)
+    except CorruptBatch:
+        return None
+    if header.length > min(len(data) - position, BATCH_BYTES_MAX) or not check_crc(data, position, header.length):
+        return None
+    return header
+
+
+def next_batch(data: bytes | bytearray, start: int, takes: Takes) -> tuple[int, BatchHeader] | None:
+    """Return the first sound batch at or after `start` that the caller takes, if there is one."""
+    first: tuple[int, BatchHeader] | None = None
     magic_at = data.find(_MAGIC_BYTE, start + MAGIC_POSITION)
     while magic_at >= 0 and magic_at - MAGIC_POSITION + HEADER_BYTES <= len(data):
         position = magic_at - MAGIC_POSITION
-        try:
-            header = parse_header(data, position)
-        except CorruptBatch:
-            pass
-        else:
-            if (
-                header.base_offset >= offset_min
-                and header.length <= min(len(data) - position, BATCH_BYTES_MAX)
-                and check_crc(data, position, header.length)
-            ):
+        header = sound_at(data, position)
+        if header is not None and takes(header):
+            if _is_borne_out(data, position, header):
                 return position, header
+            first = first or (position, header)
         magic_at = data.find(_MAGIC_BYTE, magic_at + 1)
-    return None
+    return first
+
+
+def _is_borne_out(data: bytes | bytearray, position: int, header: BatchHeader) -> bool:
+    """Tell whether what comes after a batch speaks for it: nothing, or another that continues it."""
+    following = position + header.length
+    if following == len(data):
+        return True
+    after = sound_at(data, following)
+    return after is not None and after.base_offset >= header.next_offset

@@ -5,27 +5,25 @@ offsets beyond its own batches, retention, or who may read what: that is `partit
 
 Four positions, each at a batch boundary, always in this order:
 
-    synced_size ≤ visible_size ≤ size ≤ the file's own length after the next flush
+    synced_size ≤ durable_size ≤ size ≤ the file's own length after the next flush
 
-`size` is where the next batch goes, `visible_size` is the end of what is durable and may be read, and
-`synced_size` the end of what this file itself holds durably (behind `visible_size` while the journal has the rest).
+`size` is where the next batch goes, `durable_size` is the end of what is durable, and
+`synced_size` the end of what this file itself holds durably (behind `durable_size` while the journal has the rest).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from walstream.errors import CorruptBatch, CorruptLog
+from walstream.errors import CorruptLog
 from walstream.log import batch as batches
-from walstream.log.batch import HEADER_BYTES, BatchHeader
+from walstream.log.batch import OFFSET_MAX, BatchHeader
 from walstream.log.disk import Disk, File
+from walstream.log.finding import Place, find, headers_in, pieces, place_around_damage
 from walstream.log.index import INTERVAL_BYTES, Index
-from walstream.log.salvage import next_batch
-
-SCAN_BYTES = 1024 * 1024
-"""How much a scan reads at a time."""
 
 OPEN_FILES_MAX = 512
 """Sealed segments kept open for reading; the least recently read is closed first."""
@@ -55,8 +53,8 @@ class Segment:
     """A file of batches from `base_offset` on."""
 
     __slots__ = (
-        "_disk", "_file", "_index", "_open_files", "base_offset", "created_ms", "is_named",
-        "path", "sealed", "size", "synced_offset", "synced_size", "visible_size",
+        "_disk", "_file", "_index", "_open_files", "base_offset", "created_ms", "durable_size", "has_file", "is_named",
+        "path", "sealed", "size", "synced_offset", "synced_size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: Path, base_offset: int, open_files: OpenFiles, *, size: int = 0) -> None:
@@ -66,10 +64,11 @@ class Segment:
         self._index: Index | None = None
         self.base_offset = base_offset
         self.path = folder / f"{base_offset:020d}.log"
-        self.size = self.visible_size = self.synced_size = size
+        self.size = self.durable_size = self.synced_size = size
         self.synced_offset = base_offset
         self.created_ms = 0
         self.sealed = False
+        self.has_file = size > 0
         self.is_named = size > 0  # Whether the file's name in its folder is known to be durable.
 
     def __repr__(self) -> str:
@@ -94,6 +93,7 @@ class Segment:
         """Return the open file, created if this is the segment's first write."""
         if self._file is None:
             self._file = self._disk.open(self.path, create=True)
+            self.has_file = True
         return self._file
 
     @property
@@ -127,115 +127,102 @@ class Segment:
         self.size = position + header.length
         return position
 
+    def extend(self, position: int, headers: Sequence[BatchHeader]) -> None:
+        """Take in batches that were put, durably, where a sealed segment ended too early."""
+        self.index.truncate(position)
+        self.size = position
+        for header in headers:
+            self.note(header)
+        self.durable_size = self.synced_size = self.size
+        self.synced_offset = headers[-1].next_offset
+
     def save_index(self) -> None:
         """Write the index file. It is only a hint, so it needs no fsync."""
         self._disk.write(self.index_path, self.index.encode(), durable=False)
 
-    def remove(self) -> None:
-        """Delete both files. Readers that hold the file read on."""
+    def remove(self, *, keeps_snapshot: bool = False) -> None:
+        """Delete its files. Readers that hold one read on. The snapshot serves a successor that begins where it did."""
         self._open_files.forget(self)
         self._disk.remove(self.path)
         self._disk.remove(self.index_path)
+        if not keeps_snapshot:
+            self._disk.remove(self.path.with_suffix(".producers"))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read(self, offset: int, bytes_max: int, *, cached: bool, dense: bool) -> memoryview | None:
-        """Return verified whole batches from the one that holds `offset` (or follows it), at least one.
+    def read(
+        self, offset: int, bytes_max: int, *, cached: bool, dense: bool, end: int = OFFSET_MAX
+    ) -> memoryview | None:
+        """Return verified whole batches below `end` from the one that holds `offset` (or follows it), at least one.
 
-        Empty if there is none up to `visible_size`; None if `cached` and the disk would have to be asked. `dense`
+        Empty if there is none up to `durable_size`; None if `cached` and the disk would have to be asked. `dense`
         says that offsets have no gaps here, so that one is damage: the CRC does not cover a batch's base offset.
         Raises CorruptLog if the first batch to return is damaged.
         """
         if cached and not self.is_index_loaded:
             return None
-        file, limit = self.file, self.visible_size
-        position = self.index.position_for_offset(offset)
+        file, limit = self.file, self.durable_size
+        position, expected = self.index.row_for_offset(offset)
+        if expected is None:
+            expected = self.base_offset
         length = min(limit - position, bytes_max + INTERVAL_BYTES)
         while length > 0:
             data = file.pread_cached(length, position) if cached else file.pread(length, position)
             if data is None:
                 return None
             view = memoryview(data)
-            start, first_bytes = self._find(view, offset, position, dense)
+            place = find(view, offset, expected, limit - position, dense=dense)
+            if place is None:
+                break  # Something here is not what it should be.
+            start, first_bytes, expected = place
             if start + first_bytes <= len(view) and first_bytes:
-                return self._verified(view[start : start + max(bytes_max, first_bytes)], position + start, dense)
-            if start + first_bytes == 0:
-                raise self._corrupt(position, None)  # Bytes below `visible_size` that no batch can begin with.
+                view = view[start : start + max(bytes_max, first_bytes)]
+                good, is_bad = batches.verified_prefix(view, dense=dense, end=end)
+                if good or not is_bad:
+                    return view[:good]
+                break
             # The batch begins at `start` but ends beyond what was read, or has not begun yet: read on from there.
             position += start
             length = min(limit - position, max(first_bytes, bytes_max))
-        return memoryview(b"")
+        else:
+            return memoryview(b"")
+        return None if cached else self._read_around_damage(offset, bytes_max, dense=dense, end=end)
 
-    def _find(self, view: memoryview, offset: int, position: int, dense: bool) -> tuple[int, int]:
-        """Return where the first batch ending at or after `offset` begins in the view, and its length (0: none)."""
-        start = 0
-        expected: int | None = None
-        while len(view) - start >= HEADER_BYTES:
-            header = self._header_at(view, start, position)
-            if header is None or (dense and expected is not None and header.base_offset != expected):
-                start, expected = self._skip_damage(view, start, offset, position)
-                continue
-            if header.last_offset >= offset:
-                if dense and header.base_offset > max(offset, self.base_offset):
-                    raise self._corrupt(position + start, None)
-                return start, header.length
-            start += header.length
-            expected = header.next_offset
-        return start, 0
+    def _read_around_damage(self, offset: int, bytes_max: int, *, dense: bool, end: int) -> memoryview:
+        """Read like `read`, trusting no batch before its CRC has been checked, nor the index."""
+        source = partial(pieces, self.file, self.durable_size)
+        place = place_around_damage(source, self.base_offset, offset, dense=dense)
+        if place.damage is not None:
+            raise self._corrupt(place)
+        data = memoryview(self.file.pread(max(bytes_max, place.length), place.position))
+        good, _ = batches.verified_prefix(data, dense=dense, end=end)
+        return data[:good]
 
-    def _header_at(self, view: memoryview, start: int, position: int) -> BatchHeader | None:
-        """Return the header there, or None if these bytes cannot be one."""
-        try:
-            header = batches.parse_header(view, start)
-        except CorruptBatch:
-            return None
-        return header if position + start + header.length <= self.visible_size else None
-
-    def _skip_damage(self, view: memoryview, start: int, offset: int, position: int) -> tuple[int, int]:
-        """Return (start, base offset) of the next sound batch, if the damage is not what the reader asked for."""
-        found = next_batch(bytes(view), start + 1, 0)
-        if found is None or found[1].base_offset > offset:
-            raise self._corrupt(position + start, found[1] if found else None)
-        return found[0], found[1].base_offset
-
-    def _verified(self, view: memoryview, position: int, dense: bool) -> memoryview:
-        good, _ = batches.verified_prefix(view, dense=dense)
-        if not good:
-            data = bytes(view)
-            found = next_batch(data, batches.parse_header(data).length, 0)
-            raise self._corrupt(position, found[1] if found else None)
-        return view[:good]
-
-    def _corrupt(self, position: int, following: BatchHeader | None) -> CorruptLog:
+    def _corrupt(self, place: Place) -> CorruptLog:
         where = f"{self.path.parent.parent.name}-{self.path.parent.name}"
-        hint = f" Records from offset {following.base_offset} on can be read." if following else ""
-        return CorruptLog(
-            f"{where}: the batch at byte {position} of {self.path.name} fails its checksum.",
+        hint = f" Records from offset {place.following} on can be read." if place.following is not None else ""
+        error = CorruptLog(
+            f"{where}: the batch at byte {place.position} of {self.path.name} fails its checksum.",
             f"It is kept aside and not served.{hint}",
         )
+        error.offsets = place.damage
+        return error
 
-    def headers(self, position: int = 0, limit: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
+    def headers(
+        self, position: int = 0, limit: int | None = None, *, strict: bool = False
+    ) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of the batches from `position` on, without looking at their records. Blocks.
 
-        Stops at the first bytes that cannot be a batch.
+        Bytes that cannot be a batch are passed over; with `strict` they raise CorruptLog. A header is yielded when the
+        one after it is known to be where it says, so a wrong length hides nothing.
         """
         end = self.size if limit is None else limit
-        file = self.file
-        while position + HEADER_BYTES <= end:
-            chunk = file.pread(min(SCAN_BYTES, end - position), position)
-            start = 0
-            while len(chunk) - start >= HEADER_BYTES:
-                try:
-                    header = batches.parse_header(chunk, start)
-                except CorruptBatch:
-                    return
-                if position + start + header.length > end:
-                    return
-                yield position + start, header
-                start += header.length
-            if start == 0:
-                return
-            position += start
+        for found in headers_in(self.file, position, end):
+            if isinstance(found, Place):
+                if strict:
+                    raise self._corrupt(found)
+            else:
+                yield found
 
     def _rebuild_index(self) -> Index:
         index = Index()

@@ -14,6 +14,7 @@ from walstream.errors import InvalidTopicConfig
 
 DAY_MS = 24 * 60 * 60 * 1000
 UNLIMITED = -1
+NO_HOLD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class TopicSettings:
     compression: str = "producer"
     min_isr: int = 1
     ack_before_fsync: bool = False
+    hold_from_ms: int = NO_HOLD
+    hold_bytes_max: int = 10 * 1024**3
 
     @classmethod
     def parse(cls, overrides: Mapping[str, str], defaults: TopicSettings | None = None) -> TopicSettings:
@@ -194,6 +197,20 @@ SETTINGS: tuple[Setting, ...] = (
         _truth,
         "true or false",
         "Acknowledge once the operating system has the bytes: a power cut loses acknowledged records.",
+    ),
+    Setting(
+        "walstream.hold.from.ms",
+        "hold_from_ms",
+        _whole(-1),
+        "-1 or more",
+        "Retention and compaction leave records with this time or a later one alone, in milliseconds; -1 is no hold.",
+    ),
+    Setting(
+        "walstream.hold.bytes.max",
+        "hold_bytes_max",
+        _whole(0),
+        "0 or more",
+        "How many bytes of a partition a hold keeps that would be removed without it; then the oldest go.",
     ),
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from walstream import logs
 from walstream.cluster.local import Catalogue, NewTopic, Topic
@@ -22,11 +22,11 @@ from walstream.errors import (
     DirectoryUnusable,
     DiskFull,
     PartitionOffline,
-    StorageError,
     UnknownTopic,
     WalstreamError,
 )
 from walstream.log import checkpoint as checkpoints
+from walstream.log import truncation
 from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
@@ -34,14 +34,20 @@ from walstream.log.compaction import KEYS_MAX
 from walstream.log.disk import Disk
 from walstream.log.driver import Driver
 from walstream.log.group_commit import GroupCommit, Write
-from walstream.log.journal import Journal, Redo
-from walstream.log.partition_log import TOPIC_FILE, PartitionLog
+from walstream.log.journal import PREPARED_BYTES, Journal, PartitionKey, Redo
+from walstream.log.opening import Opener
+from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import PRODUCERS_MAX
-from walstream.log.recovery import Recovered, recover
-from walstream.log.retention import is_expired, retained_from
+from walstream.log.reading import ReadableLog
+from walstream.log.recovery import Recovered
+from walstream.log.retention import holds_more, is_expired, retained_from
 from walstream.log.rounds import Rounds
+from walstream.log.saving import Saver
+from walstream.log.scrub import Scrub
 from walstream.log.segment import OpenFiles, Segment
-from walstream.log.settings import UNLIMITED, TopicSettings
+from walstream.log.settings import UNLIMITED
+from walstream.log.surroundings import Done
+from walstream.log.trash import Trash
 
 log = logs.get(__name__)
 
@@ -67,12 +73,17 @@ class LogStore:
         now_ms: Callable[[], int],
         *,
         journal_bytes_max: int = 64 * 1024 * 1024,
+        journal_prepared_bytes: int = PREPARED_BYTES,
         checkpoint_interval_ms: int = 30_000,
         retention_interval_ms: int = 30_000,
         compaction_keys_max: int = KEYS_MAX,
         producers_max: int = PRODUCERS_MAX,
         producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
+        new_id: Callable[[], UUID] = uuid4,
+        replicated: bool = False,
+        scrub_bytes_per_s: int = 0,
     ) -> None:
+        """Open the partitions. `replicated`: the node is one of several, and others say what it leads."""
         self.disk = disk
         self.open_files = OpenFiles()
         self.now_ms = now_ms
@@ -80,108 +91,89 @@ class LogStore:
         self.partitions: dict[tuple[str, int], PartitionLog] = {}
         self.damage_reports = 0
         self.write_failures = 0
+        self.replicated = replicated
         self._folder = folder
         self._driver = driver
+        self._trash = Trash(disk, folder, new_id)
         self._rounds = Rounds(Cleaner(disk, self.open_files, compaction_keys_max), driver, self.save_checkpoint)
-        self._producers_max = producers_max
+        self.scrub = Scrub(scrub_bytes_per_s, driver, lambda: self.partitions.values())
+        self.producers_max = producers_max
         self._producer_expiry_ms = producer_expiry_ms
-        self._checkpoint_path = folder / "checkpoint.json"
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention_interval_ms = retention_interval_ms
         self._checkpoint_due_ms = self._retention_due_ms = self._settling_due_ms = 0
-        self._saved = Checkpoint(epoch=0, clean=False)
-        self._save_waiters: list[Callable[[Exception | None], None]] = []
-        self._is_saving = False
-        self._clock = AppendClock(catalogue.append_time_floor_ms, catalogue.reserve_append_time)
-        self._journal = Journal(disk, folder / "journal")
+        for name in ("journal", "topics", "trash"):
+            disk.make_directory(folder / name)
+        self._saver = Saver(disk, folder / "checkpoint.json", driver, partial(self._checkpoint, clean=False))
+        self.append_clock = AppendClock(catalogue.append_time_floor_ms, catalogue.reserve_append_time)
+        self._journal = Journal(disk, folder / "journal", journal_prepared_bytes)
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max)
-        self.epoch = 0
+        self.epoch = self._saver.saved.epoch + 1
+        self._opener = Opener(disk, self.open_files, producers_max, now_ms, replicated, self.epoch)
         self._open()
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> None:
-        for name in ("journal", "topics", "trash"):
-            self.disk.make_directory(self._folder / name)
-        saved = checkpoints.load(self.disk, self._checkpoint_path) or Checkpoint(epoch=0, clean=False)
-        self.epoch = saved.epoch + 1
-        self._discard_strangers()
+        saved = self._saver.saved
+        self._trash.discard_strangers(self.catalogue.topics)
         redo = self._journal.recover()
         for topic in self.catalogue.topics.values():
             for index in range(topic.partitions):
                 key = (topic.id, index)
                 self._open_partition(topic, index, saved.partition(key), clean=saved.clean, redo=redo.get(key, {}))
         try:
-            self._write_checkpoint(self._checkpoint(clean=False))
+            self._saver.write(self._checkpoint(clean=False))
+            self._let_go_of_the_journal(redo)
+            for partition in self.partitions.values():
+                if partition.cut is not None:
+                    truncation.conclude(self.disk, partition.folder)
         except OSError as error:
             raise DirectoryUnusable(
                 f"The data directory {self._folder} cannot be written: {error.strerror}.",
                 "A start must note a new epoch there before it serves anything. Free some space, or mend the disk.",
             ) from error
-        self._journal.drop(self._journal.number - 1)
         self._journal.start()
         self._driver.start(self.commit)
         self._schedule(self.now_ms())
+
+    def _let_go_of_the_journal(self, redo: dict[PartitionKey, Redo]) -> None:
+        """Drop the old files, whose batches are where they belong; keep them for partitions that could not be opened.
+
+        Then what they hold for the others must not come back at a later start.
+        """
+        opened = {partition.key for partition in self.partitions.values() if partition.failure is None}
+        failed = {partition.key for partition in self.partitions.values() if partition.failure is not None}
+        if failed & redo.keys():
+            self._journal.keep_old()
+            if healthy := sorted(opened & redo.keys()):
+                self._journal.forget(healthy)
+        else:
+            self._journal.drop_old()
 
     def _schedule(self, now_ms: int) -> None:
         self._checkpoint_due_ms = now_ms + self._checkpoint_interval_ms
         self._retention_due_ms = now_ms + self._retention_interval_ms
 
-    def _discard_strangers(self) -> None:
-        """Put aside the folders of topics that were deleted: a crash may have come between catalogue and folder."""
-        for name in self.disk.list(self._folder / "topics"):
-            topic = self.catalogue.topics.get(name)
-            identity = self.disk.read(self._folder / "topics" / name / TOPIC_FILE)
-            if topic is None or (identity is not None and identity != str(topic.id).encode()):
-                self._to_trash(name)
-        for name in self.disk.list(self._folder / "trash"):
-            self.disk.remove(self._folder / "trash" / name)
-
-    def _to_trash(self, topic: str) -> Path:
-        target = self._folder / "trash" / uuid4().hex
-        try:
-            self.disk.rename(self._folder / "topics" / topic, target)
-            self.disk.sync_directory(self._folder / "topics")
-        except FileNotFoundError:
-            pass  # Nothing was ever written to it.
-        return target
-
-    def _folder_of(self, topic: str, index: int) -> Path:
-        return self._folder / "topics" / topic / str(index)
-
     def _open_partition(
         self, topic: Topic, index: int, saved: PartitionCheckpoint | None, *, clean: bool, redo: Redo
-    ) -> PartitionLog:
-        settings = self.catalogue.settings(topic)
-        folder = self._folder_of(topic.name, index)
-        failure: StorageError | None = None
-        try:
-            found = self._recover(folder, saved, settings, clean=clean, redo=redo)
-        except (CorruptLog, OSError) as error:
-            failure = error if isinstance(error, CorruptLog) else StorageError(f"{folder}: {error.strerror}.")
-            found = Recovered.empty(self.disk, folder, saved, self.open_files)
-        partition = PartitionLog(topic.name, (topic.id, index), folder, self, settings, self.epoch, found)
-        if failure is not None:
-            partition.write_error = PartitionOffline(failure.message, failure.hint)
-            self.reported(partition, failure)
+    ) -> None:
+        found = self._opener.open(
+            self._folder_of(topic, index), saved, self.catalogue.settings(topic), clean=clean, redo=redo
+        )
+        self._add(topic, index, saved, found)
+
+    def _folder_of(self, topic: Topic, index: int) -> Path:
+        return self._folder / "topics" / topic.name / str(index)
+
+    def _add(self, topic: Topic, index: int, saved: PartitionCheckpoint | None, found: Recovered) -> None:
+        settings, epoch = self.catalogue.settings(topic), None if self.replicated else self.epoch
+        key = (topic.id, index)
+        partition = PartitionLog(topic.name, key, self._folder_of(topic, index), self, settings, epoch, found)
+        if saved is None and self.replicated and self.catalogue.is_older_than_disk(topic):
+            partition.is_unclean = True  # The last disk may have had what this one never did.
         self.partitions[topic.name, index] = partition
         self._report_recovery(partition, found)
-        return partition
-
-    def _recover(
-        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
-    ) -> Recovered:
-        return recover(
-            self.disk,
-            folder,
-            saved,
-            clean=clean,
-            redo=redo,
-            open_files=self.open_files,
-            segment_bytes=settings.segment_bytes,
-            producers_max=self._producers_max,
-            now_ms=self.now_ms(),
-        )
 
     def _report_recovery(self, partition: PartitionLog, found: Recovered) -> None:
         if found.bytes_cut or found.batches_redone or found.bytes_checked:
@@ -189,8 +181,10 @@ class LogStore:
                 "partition recovered", partition=partition.name, checked_bytes=found.bytes_checked,
                 cut_bytes=found.bytes_cut, redone_batches=found.batches_redone,
             )  # fmt: skip
+        if found.failure is not None:
+            self.reported(partition.name, found.failure)
         for start, end in found.damaged:
-            self.reported(partition, CorruptLog(f"{partition.name}: offsets {start} to {end - 1} are damaged."))
+            self.reported(partition.name, CorruptLog(f"{partition.name}: offsets {start} to {end - 1} are damaged."))
 
     def close(self) -> None:
         """Flush and sync everything. Blocks; appends have stopped before."""
@@ -203,7 +197,7 @@ class LogStore:
             segment = partition.segments[-1]
             if segment.is_index_loaded and segment.size:
                 segment.save_index()
-        self._write_checkpoint(self._checkpoint(clean=True))
+        self._saver.write(self._checkpoint(clean=True))
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,27 +223,47 @@ class LogStore:
 
     def _open_new(self, topic: Topic, indexes: Iterable[int]) -> None:
         for index in indexes:
-            self._open_partition(topic, index, None, clean=False, redo={})
+            self._add(topic, index, None, self._opener.fresh(self._folder_of(topic, index)))
 
     def configure_topic(self, name: str, config: dict[str, str]) -> None:
         """Replace a topic's own settings."""
-        topic = self.catalogue.configure(name, config)
+        self._apply_settings(self.catalogue.configure(name, config))
+
+    def _apply_settings(self, topic: Topic) -> None:
         settings = self.catalogue.settings(topic)
         for index in range(topic.partitions):
-            self.partitions[name, index].settings = settings
+            partition = self.partitions[topic.name, index]
+            if holds_more(settings, partition.settings):
+                self._rounds.stop(topic.name)  # It may be about to remove what is held from now on.
+            partition.configure(settings)
+
+    def take_over(self, version: int, topics: list[Topic]) -> None:
+        """Have the catalogue of the cluster's controller, and the partitions that it says."""
+        before = self.catalogue.topics
+        kept = {topic.id for topic in topics}
+        self.catalogue.take_over(version, topics)
+        self._remove(topic for topic in before.values() if topic.id not in kept)
+        for topic in topics:
+            known = before.get(topic.name)
+            first = known.partitions if known is not None and known.id == topic.id else 0
+            self._open_new(topic, range(first, topic.partitions))
+            self._apply_settings(topic)
 
     def delete_topics(self, names: list[str]) -> None:
         """Remove topics: first from the catalogue, then, behind all queued writes, from the disk."""
-        for topic in self.catalogue.delete(names):
+        self._remove(self.catalogue.delete(names))
+
+    def _remove(self, topics: Iterable[Topic]) -> None:
+        for topic in topics:
             self._rounds.stop(topic.name)
             for index in range(topic.partitions):
                 partition = self.partitions.pop((topic.name, index))
-                partition.stop(PartitionOffline(f"The topic {topic.name} was deleted."))
+                partition.discard(PartitionOffline(f"The topic {topic.name} was deleted."))
             self.commit.run_between(lambda name=topic.name: self._discard(name))  # type: ignore[misc]
 
     def _discard(self, name: str) -> None:
         """On the flush thread: nobody writes to the folder any more."""
-        trashed = self._to_trash(name)
+        trashed = self._trash.put(name)
         self._driver.run(lambda: self.disk.remove(trashed), partial(self._ended, "trash kept"))
 
     def delete_records(self, partition: PartitionLog, before: int, done: Callable[[Exception | None], None]) -> None:
@@ -277,26 +291,51 @@ class LogStore:
         """Queue a write for group commit."""
         self.commit.submit(write)
 
-    def append_stamp(self, last_ms: int) -> int:
-        """Return the time for a batch of a topic with append time."""
-        return self._clock.stamp(self.now_ms(), last_ms)
+    def run_between(self, task: Callable[[], None]) -> None:
+        """Run a task on the flush thread, between the writes queued before and after it."""
+        self.commit.run_between(task)
 
-    def sealed(self, segment: Segment) -> None:
-        """Write the index of a segment that takes no more batches, and a checkpoint beyond it.
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back on the event-loop thread."""
+        self._driver.post(callback)
+
+    def run(self, job: Callable[[], None], done: Callable[[None, Exception | None], None]) -> None:
+        """Run a job beside the loop."""
+        self._driver.run(job, done)
+
+    def forget(self, key: PartitionKey) -> None:
+        """Void what the journal holds for a partition."""
+        self._journal.forget([key])
+
+    def leave_alone(self, partition: ReadableLog, then: Callable[[], None]) -> None:
+        """Call back once compaction does not work on a partition."""
+        self._rounds.end_on(partition, then)
+
+    def save_checkpoint(self, done: Done) -> None:
+        """Make the state of all partitions durable, as it is now or later; `done` then."""
+        self._saver.save(done)
+
+    def sealed(self, segment: Segment, snapshot_path: Path, snapshot: bytes) -> None:
+        """Write the index of a segment that takes no more batches, what is known beyond it, and a checkpoint there.
 
         So recovery reads about one segment of a partition again, however fast it was written.
         """
-        self._driver.run(segment.save_index, partial(self._ended, "index not saved"))
+
+        def write() -> None:
+            segment.save_index()
+            self.disk.write(snapshot_path, snapshot, durable=False)
+
+        self._driver.run(write, partial(self._ended, "index not saved"))
         self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
 
-    def reported(self, partition: PartitionLog, error: WalstreamError) -> None:
+    def reported(self, name: str, error: WalstreamError) -> None:
         """Log and count damage and failures."""
         if isinstance(error, CorruptLog):
             self.damage_reports += 1
-            log.error("damage found", partition=partition.name, error=str(error))
+            log.error("damage found", partition=name, error=str(error))
         else:
             self.write_failures += 1
-            log.error("partition offline", partition=partition.name, error=str(error))
+            log.error("partition offline", partition=name, error=str(error))
 
     def _ended(self, failure: str, _: object, error: Exception | None) -> None:
         """Hear that a background job ended whose failure harms nothing but is worth knowing."""
@@ -309,13 +348,17 @@ class LogStore:
         """Do what is due. Called about once a second."""
         now_ms = self.now_ms()
         if any(partition.settings.append_time for partition in self.partitions.values()):
-            self._clock.tick(now_ms)
+            try:
+                self.append_clock.tick(now_ms)
+            except PartitionOffline as error:
+                log.warning("append times not reserved", error=str(error))
         for partition in list(self.partitions.values()):
             if isinstance(partition.write_error, DiskFull):
                 self._reopen(partition)
         if self.commit.wants_settling and now_ms >= self._settling_due_ms:
             self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
             self.commit.ask_settling()
+        self.scrub.tick()
         if now_ms >= self._checkpoint_due_ms:
             self._checkpoint_due_ms = now_ms + self._checkpoint_interval_ms
             self._periodic_checkpoint()
@@ -330,6 +373,8 @@ class LogStore:
         dropped: list[Segment] = []
         for partition in self.partitions.values():
             partition.producers.expire(now_ms - self._producer_expiry_ms)
+            if not partition.is_leader or partition.failure is not None:
+                continue  # A follower's log starts where its leader's does.
             settings, last = partition.settings, partition.segments[-1]
             if (
                 settings.deleted
@@ -347,7 +392,7 @@ class LogStore:
 
     def compact(self) -> None:
         """Begin the next round of compaction that is due; one runs at a time."""
-        self._rounds.begin(self.partitions.values(), self._saved, self.now_ms())
+        self._rounds.begin(self.partitions.values(), self._saver.saved, self.now_ms())
 
     def _reopen(self, partition: PartitionLog) -> None:
         """Bring a partition back that met a full disk, if there is space now."""
@@ -357,7 +402,9 @@ class LogStore:
 
         def work() -> None:
             try:
-                found = self._recover(partition.folder, saved, partition.settings, clean=False, redo={})
+                redo = self._journal.read().get(partition.key, {})
+                found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
+                self._journal.forget([partition.key])
             except (OSError, WalstreamError) as error:
                 log.warning("partition stays offline", partition=partition.name, error=str(error))
             else:
@@ -367,10 +414,10 @@ class LogStore:
         self.commit.run_between(work)
 
     def _reopened(self, partition: PartitionLog, found: Recovered) -> None:
-        if found.log_end < partition.high_watermark:
-            self.reported(partition, CorruptLog(f"{partition.name} has lost offsets from {found.log_end} on."))
+        if found.log_end < partition.durable_end:
+            self.reported(partition.name, CorruptLog(f"{partition.name} has lost offsets from {found.log_end} on."))
         elif isinstance(partition.write_error, DiskFull):
-            partition.adopt(found)
+            partition.come_back(found)
             log.info("partition back online", partition=partition.name, log_end=partition.log_end)
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -379,17 +426,12 @@ class LogStore:
         states = {checkpoints.key_text(p.key): p.checkpoint() for p in self.partitions.values()}
         return Checkpoint(epoch=self.epoch, clean=clean, partitions=states)
 
-    def _write_checkpoint(self, state: Checkpoint) -> None:
-        """Make a checkpoint durable, and remember that it is."""
-        checkpoints.save(self.disk, self._checkpoint_path, state)
-        self._saved = state
-
     def _periodic_checkpoint(self) -> None:
         """Save what has changed, the indexes of open segments first: recovery then reads on where they end."""
         self.commit.ask_settling()
         indexes: list[tuple[Path, bytes]] = []
         for partition in self.partitions.values():
-            segment, saved = partition.segments[-1], self._saved.partition(partition.key)
+            segment, saved = partition.segments[-1], self._saver.saved.partition(partition.key)
             if saved is None or saved.offset != segment.synced_offset:
                 indexes.append((segment.index_path, segment.index.encode()))
         if not indexes:
@@ -402,23 +444,3 @@ class LogStore:
 
         self._driver.run(write_indexes, partial(self._ended, "index not saved"))
         self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
-
-    def save_checkpoint(self, done: Callable[[Exception | None], None]) -> None:
-        """Write a checkpoint of the state as it is now or later; `done` once it is durable. Saves are coalesced."""
-        self._save_waiters.append(done)
-        if not self._is_saving:
-            self._save()
-
-    def _save(self) -> None:
-        waiters, self._save_waiters = self._save_waiters, []
-        state = self._checkpoint(clean=False)
-        self._is_saving = True
-
-        def saved(_: None, error: Exception | None) -> None:
-            self._is_saving = False
-            for done in waiters:
-                done(error)
-            if self._save_waiters:
-                self._save()
-
-        self._driver.run(lambda: self._write_checkpoint(state), saved)

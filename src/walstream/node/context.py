@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from walstream.node.api import Api
     from walstream.node.framing import Budget
     from walstream.node.groups.service import GroupService
+    from walstream.node.placement import Broker, Placement
     from walstream.node.sasl import Exchange
     from walstream.node.security import Security
     from walstream.node.sessions import Sessions
@@ -36,6 +37,7 @@ class Node(Protocol):
     store: LogStore
     catalogue: Catalogue
     groups: GroupService
+    placement: Placement
     security: Security
     metrics: Metrics
     sessions: Sessions
@@ -46,11 +48,6 @@ class Node(Protocol):
 
     def now_ms(self) -> int:
         """Return the wall clock in milliseconds."""
-        ...
-
-    @property
-    def advertised(self) -> tuple[str, int]:
-        """Return the host and port that clients are told to connect to; no host: the one they have reached already."""
         ...
 
 
@@ -83,10 +80,10 @@ class Context:
     client_id: str
 
     @property
-    def advertised(self) -> tuple[str, int]:
-        """Return the address that this client is told to connect to."""
-        host, port = self.node.advertised
-        return host or self.connection.local_host, port
+    def brokers(self) -> dict[int, Broker]:
+        """Return the nodes by id, with the addresses that this client is told to connect to."""
+        brokers = self.node.placement.brokers
+        return {one.id: one if one.host else one._replace(host=self.connection.local_host) for one in brokers}
 
     def authorize(self, operation: Question, kind: ResourceKind, name: str = CLUSTER) -> None:
         """Raise NotAuthorized unless the connection's principal may do this."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from walstream import logs
 from walstream.cluster.local import NewTopic
-from walstream.errors import CorruptBatch, CorruptLog, WalstreamError
+from walstream.errors import CoordinatorUnavailable, CorruptBatch, CorruptLog, WalstreamError
 from walstream.log.batch import walk
 from walstream.log.partition_log import PartitionLog
 from walstream.log.records import Record, build_batch, iter_records
@@ -36,6 +36,10 @@ TOPIC_CONFIG = {
     "segment.bytes": str(8 * 1024 * 1024),
 }
 
+REPLICATION_TIMEOUT_S = 5.0
+"""How long a commit waits for other nodes."""
+RETRY_S = 1.0
+
 Key = tuple[str, str, int]
 
 
@@ -51,7 +55,10 @@ class OffsetsLog:
         """Read the topic into the table; what is damaged is reported and passed over."""
         if OFFSETS_TOPIC not in self._store.catalogue.topics:
             return
-        records = await asyncio.to_thread(self._load, self._store.partition(OFFSETS_TOPIC, 0))
+        partition = self._store.partition(OFFSETS_TOPIC, 0)
+        if partition.replicated:
+            await _visible(partition)
+        records = await asyncio.to_thread(self._load, partition)
         log.info("offsets loaded", groups=len(self.table), records=records)
 
     def _load(self, partition: PartitionLog) -> int:
@@ -108,7 +115,16 @@ class OffsetsLog:
                     raise
                 done(error)
                 break
-        await future
+        if not partition.replicated:
+            await future
+            return
+        try:
+            async with asyncio.timeout(REPLICATION_TIMEOUT_S):
+                await future
+        except TimeoutError:
+            raise CoordinatorUnavailable(
+                "The offsets are not on all in-sync replicas yet.", "They may still become visible. Commit again."
+            ) from None
 
     def _append(
         self, partition: PartitionLog, changes: list[Change], done: Callable[[WalstreamError | None], None]
@@ -133,9 +149,27 @@ class OffsetsLog:
 
     def _partition(self) -> PartitionLog:
         if OFFSETS_TOPIC not in self._store.catalogue.topics:
+            if self._store.replicated:
+                raise CoordinatorUnavailable("The controller has not made the topic of the offsets yet.")
             self._store.create_topics([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG)])
             log.info("offsets topic created", topic=OFFSETS_TOPIC)
         return self._store.partition(OFFSETS_TOPIC, 0)
+
+
+async def _visible(partition: PartitionLog) -> None:
+    """Wait until a new leader can say that everything in its log is there to stay."""
+    while True:
+        future: asyncio.Future[WalstreamError | None] = asyncio.get_running_loop().create_future()
+        waiter = partition.when_visible(
+            partition.log_end - 1,
+            lambda error, future=future: None if future.done() else future.set_result(error),  # type: ignore[misc]
+        )
+        try:
+            if await future is None:
+                return
+        finally:
+            waiter.cancel()
+        await asyncio.sleep(RETRY_S)
 
 
 def _batches(changes: list[Change]) -> Iterator[list[Change]]:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from walstream.cluster.local import Catalogue
+from walstream.cluster.local import ANY_PRODUCER_ID, Catalogue
+from walstream.cluster.static import producer_ids
 from walstream.config import Config
 from walstream.log.disk import OsDisk
 from walstream.log.driver import ThreadDriver
@@ -22,7 +23,15 @@ from walstream.log.store import LogStore
 def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> tuple[Catalogue, LogStore]:
     """Open the catalogue and the log of a folder that is locked; completions of the log run on `loop`."""
     disk = OsDisk()
-    catalogue = Catalogue(disk, folder, node_id=config.node.node_id, defaults=topic_defaults(config))
+    cluster, node_id = config.replication, config.node.node_id
+    catalogue = Catalogue(
+        disk,
+        folder,
+        node_id=node_id,
+        defaults=topic_defaults(config),
+        founds_cluster=not cluster.is_cluster or cluster.controller == node_id,
+        producer_ids=producer_ids(node_id, now_ms()) if cluster.is_cluster else ANY_PRODUCER_ID,
+    )
     store = LogStore(
         disk,
         folder,
@@ -35,6 +44,9 @@ def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> t
         compaction_keys_max=config.log.compaction_keys_max,
         producers_max=config.limits.producers_per_partition_max,
         producer_expiry_ms=config.limits.producer_expiry_ms,
+        replicated=cluster.is_cluster,
+        # Alone there is nobody to fetch a rotten batch from, and reads find it early enough.
+        scrub_bytes_per_s=cluster.scrub_bytes_per_s if cluster.is_cluster else 0,
     )
     return catalogue, store
 
@@ -47,6 +59,7 @@ def topic_defaults(config: Config) -> TopicSettings:
         segment_bytes=config.log.segment_bytes,
         segment_ms=config.log.segment_ms,
         batch_bytes_max=config.log.message_bytes_max,
+        min_isr=config.replication.min_isr if config.replication.is_cluster else 1,
     )
 
 

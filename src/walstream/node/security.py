@@ -83,7 +83,7 @@ class Security:
 
 def check_listener(host: str, config: SecurityConfig) -> None:
     """Raise ConfigError unless the node may listen at this host with this security."""
-    if config.allow_insecure or _is_loopback(host):
+    if config.allow_insecure or is_loopback(host):
         return
     missing = []
     if not config.tls_certificate:
@@ -128,7 +128,8 @@ def _authenticates(config: SecurityConfig) -> bool:
     return bool(config.users or config.tls_client_ca)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach what listens at the host."""
     if host == "localhost":
         return True
     try:

@@ -27,14 +27,17 @@ import uvloop
 import walstream
 from walstream import logs
 from walstream.config import Config, SecurityConfig
-from walstream.errors import ConfigError, UsageError, WalstreamError
+from walstream.errors import ConfigError, WalstreamError
 from walstream.log.disk import DirectoryLock
+from walstream.node.addresses import split_address
 from walstream.node.api import APIS
 from walstream.node.connection import Connection, Dispatch
 from walstream.node.dispatch import Dispatcher
 from walstream.node.framing import SCRATCH_BYTES, Budget
 from walstream.node.groups.service import GroupService
 from walstream.node.opening import now_ms, open_log
+from walstream.node.placement import Alone, Placement
+from walstream.node.replicas import Replicas
 from walstream.node.security import Security, check_listener, load_secret
 from walstream.node.sessions import Sessions
 from walstream.ops.health import health
@@ -85,6 +88,10 @@ class Node:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.dispatch: Dispatch = Dispatcher(self)
         self.executor = ThreadPoolExecutor(READERS, "walstream-read")
+        self.replicas: Replicas | None = None
+        self.placement: Placement = Alone(self.store, lambda: self.advertised)
+        if config.replication.is_cluster:
+            self._join_cluster(folder)
         self.connections: set[Connection] = set()
         self._closings = 0
         self._emptied = asyncio.Event()
@@ -92,6 +99,15 @@ class Node:
         self._http: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._started = time.monotonic()
+
+    def _join_cluster(self, folder: Path) -> None:
+        try:
+            self.replicas = Replicas(self.config, folder, self.store, self.groups, self.executor)
+        except BaseException:
+            self.store.close()
+            self._lock.release()
+            raise
+        self.placement = self.replicas.placement
 
     # What handlers and metrics ask
 
@@ -157,7 +173,10 @@ class Node:
 
     async def start(self) -> None:
         """Load what is left to load, then listen."""
-        await self.groups.start()
+        if self.replicas is None:
+            await self.groups.start()
+        else:
+            await self.replicas.start()
         loop = asyncio.get_running_loop()
         await self._listen(loop)
         self._ticker = loop.create_task(self._tick())
@@ -169,6 +188,11 @@ class Node:
             partitions=len(self.store.partitions),
             epoch=self.store.epoch,
             version=self.version,
+            **(
+                {}
+                if self.replicas is None
+                else {"node_id": self.replicas.node_id, "peers_port": self.replicas.links.port}
+            ),
         )
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -225,6 +249,8 @@ class Node:
                     store_due = now + TICK_S
                     self._report_closings()
                     self.store.tick()
+                    if self.replicas is not None:
+                        self.replicas.tick()
             except Exception:
                 log.exception("housekeeping failed")
 
@@ -255,6 +281,8 @@ class Node:
             self._ticker.cancel()
         await self.groups.stop()
         await self._drain()
+        if self.replicas is not None:
+            self.replicas.stop()
         if self._http is not None:
             await self._http.close()
         is_clean = await self._close_store()
@@ -285,14 +313,6 @@ class Node:
                     await self._emptied.wait()
         for connection in tuple(self.connections):
             connection.abort("the node stops")
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`, where an IPv6 host stands in brackets."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is not an address.", "Write host:port, as in 127.0.0.1:9092.")
-    return host.strip("[]"), int(port)
 
 
 def raise_file_limit(connections_max: int) -> None:

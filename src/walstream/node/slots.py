@@ -69,8 +69,12 @@ class Slots:
         return buffers
 
     def close(self) -> None:
-        """Forget all slots: nobody waits for their responses any more."""
-        self._slots.clear()
+        """Forget all slots: nobody waits for their responses any more, and who would fill them is told."""
+        slots, self._slots = self._slots, deque()
+        for slot in slots:
+            slot.is_filled = True
+            if slot.expire is not None:
+                slot.expire()
         if self._timer is not None:
             self._timer.cancel()
 

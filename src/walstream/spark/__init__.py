@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from walstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from walstream.spark.cuts import Cut, read_at
+    from walstream.spark.cut_tables import Cut, read_at
 
 __all__ = ["Cut", "read_at"]
 
@@ -25,7 +25,7 @@ if missing := [name for name in NEEDED if find_spec(name) is None]:
 def __getattr__(name: str) -> Any:
     """Bring what users import from here, when they do."""
     if name in __all__:
-        from walstream.spark import cuts
+        from walstream.spark import cut_tables
 
-        return getattr(cuts, name)
+        return getattr(cut_tables, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

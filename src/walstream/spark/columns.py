@@ -5,8 +5,8 @@ source carries its identity (relation id and attribute number) as metadata of it
 rename can be proved later from the table alone, whoever wrote it (evolution.py).
 
     mirror    the columns, _source_epoch, _commit_lsn, _seq: the position of the change that made the row what it is
-    history   the columns, _source_epoch, _valid_from_lsn, _valid_from_seq, _valid_to_lsn, _valid_from, _valid_to, _op:
-              a row is true from its first position up to, not including, its last; null means that it is true now
+    history   the columns, _source_epoch, _valid_from_lsn, _valid_from_seq, _valid_to_lsn, _valid_to_seq, _valid_from,
+              _valid_to, _op: a row is true from its first position up to, not including, its last; null: it is true now
     append    the columns and everything that is known of the change
 
 Every column may be null, whatever the source says: a delete has only its key, and a column may be dropped and added.
@@ -43,6 +43,7 @@ META: Final[Mapping[Mode, tuple[t.StructField, ...]]] = {
         t.StructField("_valid_from_lsn", t.LongType()),
         t.StructField("_valid_from_seq", t.LongType()),
         t.StructField("_valid_to_lsn", t.LongType()),
+        t.StructField("_valid_to_seq", t.LongType()),
         t.StructField("_valid_from", t.TimestampType()),
         t.StructField("_valid_to", t.TimestampType()),
         t.StructField("_op", t.StringType()),

@@ -1,12 +1,12 @@
 """The cuts: `_walstream_commits`, which names for each micro-batch the Delta version of every table at one LSN.
 
-Owns that table and reading by it; refuses to know how tables are written. It is written after the tables, so a cut that
-is there is whole. A row says: these versions hold exactly what committed before `end_lsn`. Rows are ordered by `point`,
-the offset of the commit point, which also guards them: a cut that is recorded is not recorded again, but for a table
-that was behind, has caught up and is listed in it now.
+Owns that table; refuses to know how tables are written, and read (cut_tables.py). It is written after the tables, so a
+cut that is there is whole. A row says: these versions hold exactly what committed before `end_lsn`. Rows are ordered by
+`point`, the offset of the commit point, which also guards them: a cut that is recorded is not recorded again, but for a
+table that was behind, has caught up and is listed in it now.
 
-`read_at` gives all tables at the last cut at or before an LSN, read from their files of then. A cut that maintenance
-has removed is `CutExpired`: its files may be gone.
+There may be a cut for every second of a day: they are looked through as columns, and only the one that is meant becomes
+an object. One that maintenance has removed is `CutExpired`: its files may be gone.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from walstream import logs
-from walstream.errors import CutExpired, TableConflict, UsageError
+from walstream.errors import CutExpired, ForeignLog, TableConflict, UsageError
 from walstream.positions import Lsn
 from walstream.spark.batches import CutRow
-from walstream.spark.warehouse import cuts_path, table_path
+from walstream.spark.warehouse import cuts_path
+from walstream.spark.writers.committing import commit_files
 from walstream.spark.writers.files import TableFiles
+from walstream.spark.writers.targets import Commit
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 ATTEMPTS: Final = 5
 REVISIONS: Final = 1_000
@@ -90,8 +92,8 @@ class Cuts:
             try:
                 self._commit(table, data, version)
                 return True
-            except CommitFailedError as error:
-                log.warning("cut not recorded at once", point=row.point, error=str(error))
+            except TableConflict as error:
+                log.warning("cut not recorded at once", point=row.point, error=error.message)
         raise TableConflict(
             f"{self._path} was changed by somebody else each of {ATTEMPTS} times.",
             "See that only one pipeline writes to the warehouse.",
@@ -108,7 +110,8 @@ class Cuts:
         return known + 1 if self._row(row.point).versions.keys() < row.versions.keys() else None
 
     def _create(self) -> DeltaTable:
-        table = DeltaTable.create(self._path, SCHEMA, mode="ignore", configuration=dict(_PROPERTIES))
+        table = DeltaTable.create(self._path, SCHEMA, mode="ignore", name=self._app_id, configuration=dict(_PROPERTIES))
+        self._check_owner(table)
         self._files.sync_commit(0)
         self._table = table
         return table
@@ -121,52 +124,45 @@ class Cuts:
         pq.write_table(data, f"{self._files.root}/{folder}/cut-{uuid.uuid4().hex}.parquet", filesystem=filesystem)
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         taken = self._files.take(folder, schema)
-        version = table.version() + 1
-        try:
-            table.create_write_transaction(
-                [AddAction(file.path, file.size, {}, file.modified_ms, True, file.stats) for file in taken],
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    max_commit_retries=0, app_transactions=[Transaction(self._app_id, app_version)]
-                ),
-            )
-        except BaseException:
-            self._files.discard(taken)
-            raise
-        self._files.sync_commit(version)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, {}, file.modified_ms, True, file.stats) for file in taken
+        ]
+        commit_files(
+            self._files,
+            table.version() + 1,
+            taken,
+            Commit(self._app_id, app_version, ""),
+            lambda how: table.create_write_transaction(actions, "append", table.schema(), commit_properties=how),
+        )
 
     def last(self) -> CutRow | None:
         """Return the newest cut."""
-        points = self._columns("point")
-        return self._row(max(row["point"] for row in points)) if points else None
+        points = self._read("point")["point"]
+        return self._row(pc.max(points).as_py()) if len(points) else None
 
     def all(self) -> list[CutRow]:
         """Return every cut that is kept, oldest first."""
-        rows = (_as_row(row) for row in self._columns(*SCHEMA.names))
+        rows = map(_as_row, self._read(*SCHEMA.names).to_pylist())
         return sorted(rows, key=lambda row: (row.point, len(row.versions)))
 
     def find(self, at: Lsn | Literal["latest"], source_epoch: int | None = None) -> CutRow:
         """Return the last cut at or before an LSN. Raises CutExpired, UsageError."""
-        known = self._columns("point", "source_epoch", "end_lsn")
-        if not known:
+        known = self._read("point", "source_epoch", "end_lsn")
+        if not known.num_rows:
             raise UsageError(
                 f"{self.warehouse} holds no cut yet.", "Wait for the pipeline's first one, or name the warehouse."
             )
-        epoch = max(row["source_epoch"] for row in known) if source_epoch is None else source_epoch
-        fitting = [
-            row["point"]
-            for row in known
-            if row["source_epoch"] == epoch and (at == "latest" or row["end_lsn"] <= int(at))
-        ]
-        if not fitting:
-            oldest = min((row["end_lsn"] for row in known if row["source_epoch"] == epoch), default=None)
+        epoch = pc.max(known["source_epoch"]).as_py() if source_epoch is None else source_epoch
+        known = known.filter(pc.field("source_epoch") == epoch)
+        fitting = known if at == "latest" else known.filter(pc.field("end_lsn") <= int(at))
+        if not fitting.num_rows:
+            oldest = pc.min(known["end_lsn"]).as_py()
             kept = f"the oldest is at {Lsn(oldest)}" if oldest is not None else "there is none of that epoch"
             raise CutExpired(
                 f"No cut at or before {at} of source epoch {epoch} is kept; {kept}.",
                 "pipeline.cuts_kept_hours says how long cuts are kept.",
             )
-        return self._row(max(fitting))
+        return self._row(pc.max(fitting["point"]).as_py())
 
     def versions(self) -> dict[str, list[int]]:
         """Return, per table, the versions that cuts list, oldest first: those must stay readable."""
@@ -177,22 +173,23 @@ class Cuts:
             listed = batch.column("versions")
             part = pa.table({"name": listed.keys, "version": listed.items})
             found = pa.concat_tables([found, part]).group_by(["name", "version"]).aggregate([])
-        versions: dict[str, list[int]] = {}
-        for row in found.sort_by([("name", "ascending"), ("version", "ascending")]).to_pylist():
-            versions.setdefault(row["name"], []).append(row["version"])
-        return versions
+        found = found.sort_by([("name", "ascending"), ("version", "ascending")])
+        return {
+            name: found.filter(pc.field("name") == name)["version"].to_pylist()
+            for name in pc.unique(found["name"]).to_pylist()
+        }
 
     def expire(self, before_us: int) -> int:
         """Remove the cuts that were written before a moment, but never the newest; return how many."""
-        rows = self._columns("point", "written_at")
-        newest = max((row["point"] for row in rows), default=-1)
-        old = [row["point"] for row in rows if _us(row["written_at"]) < before_us and row["point"] != newest]
+        rows = self._read("point", "written_at")
+        newest = pc.max(rows["point"]).as_py()
+        is_old = pc.field("written_at") < pa.scalar(before_us, pa.int64()).cast(_TIME)
+        old = rows.filter(is_old & (pc.field("point") != newest))["point"]
         table = self._open()
-        if table is None or not old:
+        if table is None or not len(old):
             return 0
         # Cuts are in the order of time but for a clock that was set back; those go with the last old one.
-        bound = max(old)
-        table.delete(f"point <= {bound} and point <> {newest}")
+        table.delete(f"point <= {pc.max(old).as_py()} and point <> {newest}")
         return len(old)
 
     def tidy(self) -> None:
@@ -211,21 +208,36 @@ class Cuts:
                 self._table = DeltaTable(self._path)
             except TableNotFoundError:
                 return None
+            self._check_owner(self._table)
         else:
             self._table.update_incremental()
         return self._table
 
-    def _columns(self, *names: str, point: int | None = None) -> list[dict[str, Any]]:
+    def _check_owner(self, table: DeltaTable) -> None:
+        """Make sure that the cuts are those of this capture: their points are offsets in its log. Raises ForeignLog."""
+        owner = table.metadata().name
+        if self._app_id and owner and owner != self._app_id:
+            self._table = None
+            raise ForeignLog(
+                f"{self.warehouse} holds the tables of {_prefix_of(owner)}, not of {_prefix_of(self._app_id)}.",
+                "Two captures have a warehouse each: set pipeline.warehouse to another place (and pipeline.checkpoint, "
+                f'if it is set), or capture.prefix to "{_prefix_of(owner)}".',
+            )
+
+    def _read(self, *names: str, point: int | None = None) -> pa.Table:
         table = self._open()
         if table is None:
-            return []
+            return SCHEMA.empty_table().select(list(names))
         filters = [("point", "=", point)] if point is not None else None
-        rows: list[dict[str, Any]] = table.to_pyarrow_table(columns=list(names), filters=filters).to_pylist()
-        return rows
+        return table.to_pyarrow_table(columns=list(names), filters=filters)
 
     def _row(self, point: int) -> CutRow:
-        found = self._columns(*SCHEMA.names, point=point)
+        found = self._read(*SCHEMA.names, point=point).to_pylist()
         return max(map(_as_row, found), key=lambda row: len(row.versions))
+
+
+def _prefix_of(app_id: str) -> str:
+    return app_id.removeprefix("walstream/").removesuffix("/cuts")
 
 
 def _as_dict(row: CutRow, written_at_us: int) -> dict[str, Any]:
@@ -264,82 +276,3 @@ def _us(moment: datetime) -> int:
 
 
 _MICROSECOND: Final = datetime(1970, 1, 1, 0, 0, 0, 1) - datetime(1970, 1, 1)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """All tables at one moment of the source: whole transactions, across tables."""
-
-    lsn: Lsn
-    """What committed before it is in the tables, and nothing else."""
-    source_epoch: int
-    point: int
-    """Offset of the commit point."""
-    commit_time: datetime | None
-    """Of the last transaction."""
-    written_at: datetime
-    versions: Mapping[str, int]
-    """Delta's version of each table."""
-    tables: Mapping[str, DataFrame]
-    """By name, `schema.table`; each is looked up when it is asked for."""
-    stopped: Mapping[str, str]
-    """Tables that could not follow, and why: they are not among the others."""
-
-
-class _Tables(Mapping[str, "DataFrame"]):
-    """DataFrames by name, made when asked for."""
-
-    def __init__(self, names: Mapping[str, int], make: Callable[[str], DataFrame]) -> None:
-        self._names = names
-        self._make = make
-
-    def __getitem__(self, name: str) -> DataFrame:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def read_at(
-    spark: SparkSession, warehouse: str, at: Lsn | int | str = "latest", *, source_epoch: int | None = None
-) -> Cut:
-    """Return all tables at the last cut at or before an LSN (`16/B374D848`), or at the latest one.
-
-    The tables of a cut belong together: they are true at the same instant, and the cut says at which. LSNs are those of
-    the newest source epoch, unless another one is given. Raises CutExpired, UsageError.
-    """
-    if isinstance(at, str) and at != "latest":
-        at = Lsn.parse(at)
-    row = Cuts(warehouse).find("latest" if at == "latest" else Lsn(at), source_epoch)
-    versions = dict(sorted(row.versions.items()))
-    return Cut(
-        lsn=row.end_lsn,
-        source_epoch=row.source_epoch,
-        point=row.point,
-        commit_time=_moment(row.commit_time_us) if row.commit_time_us else None,
-        written_at=_moment(row.written_at_us),
-        versions=versions,
-        tables=_Tables(versions, lambda name: read_version(spark, table_path(warehouse, name), versions[name])),
-        stopped=row.stopped,
-    )
-
-
-def read_version(spark: SparkSession, path: str, version: int) -> DataFrame:
-    """Return a table at one of its versions, with or without Delta's jars. Raises CutExpired."""
-    try:
-        table = DeltaTable(path, version=version)
-        files = table.file_uris()
-    except (DeltaError, TableNotFoundError) as error:
-        raise CutExpired(f"Version {version} of {path} cannot be read any more: {error}.") from None
-    # Neither writer uses deletion vectors, column mapping or partitions: the files alone are the table.
-    schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
-
-
-def _moment(us: int) -> datetime:
-    return datetime.fromtimestamp(us / 1_000_000, tz=UTC)

@@ -18,16 +18,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType
 
 from walstream import logs
-from walstream.errors import DataLoss, TableConflict
+from walstream.errors import TableConflict
 from walstream.positions import Lsn
+from walstream.spark.attempting import Attempts
 from walstream.spark.batches import NO_SNAPSHOT, CutRow, Outcome, Step, TableStep
+from walstream.spark.belonging import Belonging
+from walstream.spark.changes import Changes, LogRead
 from walstream.spark.columns import TableColumn
 from walstream.spark.cuts import Cuts
-from walstream.spark.failures import meaning, stops_one_table
 from walstream.spark.kept_tables import KeptTable
 from walstream.spark.progress import Progress
+from walstream.spark.small.reading import SmallReads
 from walstream.spark.warehouse import table_path
-from walstream.spark.writers import TablePlan, Writer
+from walstream.spark.writers import Applied, TablePlan, Writer
 
 log = logs.get(__name__)
 
@@ -46,6 +49,10 @@ class Work(NamedTuple):
 
 class Destination(Protocol):
     """What the pipeline writes to."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
 
     def last_cut(self) -> CutRow | None:
         """Return the last cut that was recorded."""
@@ -75,9 +82,11 @@ class Reader:
         self._options = dict(options)
         self._sessions: dict[str, SparkSession] = {}
 
-    def changes(self, work: Work, table: KeptTable) -> DataFrame:
+    def changes(self, work: Work, table: KeptTable) -> Changes:
         """Return the rows of a range, all of them: those that do not belong are for `where` to leave out."""
-        session = self._sessions.setdefault(table.name, self._spark.newSession())
+        session = self._sessions.get(table.name)
+        if session is None:
+            session = self._sessions[table.name] = self._spark.newSession()
         options = {
             **self._options,
             "table": table.name,
@@ -88,19 +97,26 @@ class Reader:
         }
         if table.strings:
             options["strings"] = ",".join(_quoted(name) for name in table.strings)
-        # With its schema told, Spark need not start a process to ask the source for it.
-        reader = session.read.format("walstream").schema(table.version.changes(table.strings))
-        return reader.options(**options).load()
+        read = LogRead(options, table.version.changes(table.strings))
+
+        def make() -> DataFrame:
+            # With its schema told, Spark need not start a process to ask the source for it.
+            return session.read.format("walstream").schema(read.schema).options(**read.options).load()
+
+        return Changes(session, make, read if is_of_stream(work) else None)
 
 
-def where(work: Work) -> str:
-    """Return the SQL condition by which rows of the range belong to the table's step."""
-    of_stream = f"_snapshot IS NULL AND _source_epoch = {work.step.source_epoch}"
+def is_of_stream(work: Work) -> bool:
+    """Whether no row of a snapshot belongs to the table's step."""
+    return work.one.snapshot is None or work.one.snapshot.id == NO_SNAPSHOT
+
+
+def belonging(work: Work) -> Belonging:
+    """Return which rows of the range belong to the table's step."""
     snapshot = work.one.snapshot
-    if snapshot is None or snapshot.id == NO_SNAPSHOT:
-        return of_stream
-    name = snapshot.id.replace("\\", "\\\\").replace("'", "\\'")
-    return f"_snapshot = '{name}' OR ({of_stream} AND _commit_lsn >= {int(snapshot.lsn)})"
+    if snapshot is None or is_of_stream(work):
+        return Belonging(work.step.source_epoch)
+    return Belonging(work.step.source_epoch, snapshot.id, int(snapshot.lsn))
 
 
 class DeltaTables:
@@ -117,18 +133,27 @@ class DeltaTables:
         progress: Progress,
         *,
         parallel: int,
+        small: SmallReads | None = None,
     ) -> None:
-        """Take what writes, what reads, and what tells how a table is now; so many tables are written at once."""
-        self._spark = spark
+        """Take what writes, what reads, and what tells how a table is now; so many tables are written at once.
+
+        `small` plans the reads of batches that one task does, if there are to be any.
+        """
+        self._attempts = Attempts(spark, describe, progress)
         self._writer = writer
         self._warehouse = warehouse
         self._prefix = prefix
         self._reader = reader
-        self._describe = describe
+        self._small = small
         self._progress = progress
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="walstream-table")
         self._clean: set[str] = set()
         self.cuts = Cuts(warehouse, prefix)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self._warehouse
 
     def last_cut(self) -> CutRow | None:
         """Return the last cut that was recorded."""
@@ -175,25 +200,14 @@ class DeltaTables:
     def close(self) -> None:
         """Wait for the tables that are being written."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._small is not None:
+            self._small.close()
 
     def _write(self, work: Work, batch_id: int) -> Outcome:
         name, began_s = work.one.table, self._progress.begin()
-        try:
-            table = self._describe(name)
-            work = work if table.is_countable else work._replace(rows=None)
-            self._progress.writing(name, table.mode)
-            self._announce(work, batch_id)
-            self._clean_up(name)
-            done = self._writer.apply(self._plan(work, table), self._reader.changes(work, table))
-        except Exception as error:
-            told = meaning(error)
-            # What a table lacks of the past, because it was behind or is new, the others have.
-            is_gone = type(told) is DataLoss and work.one.after is None
-            if not (is_gone or stops_one_table(told)):
-                raise told from error
-            log.error("table stopped", table=name, error=told.message, hint=told.hint)
-            self._progress.stopped(name, str(told))
-            return Outcome(None, str(told))
+        done, failure = self._attempts.attempt(work, batch_id, self._apply)
+        if done is None:
+            return Outcome(None, failure)
         if done.applied_lsn > work.step.end_lsn:
             raise TableConflict(
                 f"{name} holds {Lsn(done.applied_lsn)}, which this pipeline has not written.",
@@ -204,18 +218,21 @@ class DeltaTables:
         log.debug("table written", table=name, rows=done.rows_in, version=done.version, lsn=str(work.step.end_lsn))
         return Outcome(done.version)
 
+    def _apply(self, work: Work, table: KeptTable) -> Applied:
+        """Apply a table's step: by one task if it is small, otherwise with all that Spark has."""
+        self._clean_up(table.name)
+        plan = self._plan(work, table)
+        changes = None
+        if self._small is not None:
+            changes = self._small.changes(table, work.after, work.step.upto, work.rows)
+        done = self._writer.apply_small(plan, changes, belonging(work)) if changes is not None else None
+        return done or self._writer.apply(plan, self._reader.changes(work, table))
+
     def _clean_up(self, name: str) -> None:
         """Before the first batch of a table, remove what a driver that was killed has left there."""
         if name not in self._clean:
             self._writer.clean(table_path(self._warehouse, name))
             self._clean.add(name)
-
-    def _announce(self, work: Work, batch_id: int) -> None:
-        """Name what this thread asks of Spark."""
-        name, context = work.one.table, self._spark.sparkContext
-        act = "replaced by a snapshot" if work.one.snapshot is not None else "changes"
-        context.setJobGroup(f"walstream/{name}", f"{name}: batch {batch_id}, {act} up to {work.step.end_lsn}")
-        context.setLocalProperty("spark.scheduler.pool", name)
 
     def _plan(self, work: Work, table: KeptTable) -> TablePlan:
         snapshot = work.one.snapshot
@@ -233,7 +250,7 @@ class DeltaTables:
             rows_due=work.rows,
             snapshot_rows=work.snapshot_rows if work.rows is not None else None,
             snapshot=snapshot.id if snapshot is not None and snapshot.id != NO_SNAPSHOT else None,
-            where=where(work),
+            where=belonging(work).sql,
             begin_lsn=int(work.step.begin_lsn) if work.one.after is not None else 0,
         )
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from walstream.capture.kafka import TIMEOUT_S, LogAddress
+from walstream.capture.kafka import OF_GROUPS, TIMEOUT_S, LogAddress
 from walstream.errors import DataLoss, DeliveryFailed, OffsetOutOfRange, UnreachableError, WalstreamError
 from walstream.positions import TopicPartition
 
@@ -43,14 +43,7 @@ _QUEUE: Final[Mapping[str, Any]] = {
     "check.crcs": True,
 }
 
-_HARMLESS: Final = frozenset(
-    {
-        KafkaError._PARTITION_EOF,
-        # librdkafka asks who coordinates its group, which we have no use for and perhaps no right to.
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-    }
-)
+_HARMLESS: Final = OF_GROUPS | {KafkaError._PARTITION_EOF}
 
 _STALE: Final = frozenset(
     {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION}
@@ -84,22 +77,27 @@ class Fetcher:
         self._turn = 0
         self._met: set[str] = set()
 
-    def read(self, partition: TopicPartition, start: int, stop: int) -> Iterator[list[Message]]:
-        """Yield the records of [start, stop), many at a time. Raises DataLoss, UnreachableError."""
+    def read(
+        self, partition: TopicPartition, start: int, stop: int, first: int | None = None
+    ) -> Iterator[list[Message]]:
+        """Yield the records of [start, stop), many at a time, at most `first` at first.
+
+        Raises DataLoss, UnreachableError.
+        """
         if start >= stop:
             return
-        position = start
+        position, most = start, first or CHUNK_ROWS
         with self._assigned(partition, start):
             deadline = time.monotonic() + SILENCE_S_MAX
             while position < stop:
-                wanted = max(1, min(CHUNK_ROWS, int(CHUNK_BYTES / self._row_bytes), stop - position))
+                wanted = max(1, min(most, int(CHUNK_BYTES / self._row_bytes), stop - position))
                 with self._address.translated(str(partition)):
                     told = self._consumer.consume(wanted, timeout=WAIT_S)
                 messages = [message for message in told if message.error() is None]
                 while messages and _offset(messages[-1]) >= stop:
                     messages.pop()
                 if messages:
-                    position = _offset(messages[-1]) + 1
+                    position, most = _offset(messages[-1]) + 1, CHUNK_ROWS
                     self._learn(messages)
                 events = [message for message in told if message.error() is not None]
                 is_end = self._check(events, partition, position) and told[-1] is events[-1]

@@ -63,6 +63,7 @@ def versions(
             f.col("_commit_lsn").alias("_valid_from_lsn"),
             f.col("_seq").alias("_valid_from_seq"),
             f.col("_next._commit_lsn").alias("_valid_to_lsn"),
+            f.col("_next._seq").alias("_valid_to_seq"),
             f.col("_ts").alias("_valid_from"),
             f.col("_next._ts").alias("_valid_to"),
             "_op",
@@ -112,6 +113,7 @@ def closed(table: DataFrame, closes: DataFrame, key: Sequence[str], first_trunca
         .withColumns(
             {
                 "_valid_to": f.when(is_now, end.getField("_ts")).otherwise(f.col("_valid_to")),
+                "_valid_to_seq": f.when(is_now, end.getField("_seq")).otherwise(f.col("_valid_to_seq")),
                 "_valid_to_lsn": f.when(is_now, end.getField("_commit_lsn")).otherwise(f.col("_valid_to_lsn")),
             }
         )

@@ -6,7 +6,12 @@ batches hold too, so a batch waits for one table's act at most and no file under
 
 Which files stay: those of every version that a cut lists. Such a file is in the table still, or was removed after the
 oldest listed cut was written, because at that moment the version was the newest one. So it is enough to keep what was
-removed in the last `cuts_kept_hours`; the listed versions are named besides, in case that clocks disagree.
+removed in the last `cuts_kept_hours`; the listed versions are named besides: clocks may disagree, and a pipeline beside
+which this runs in another process lists the version that it knows, also after that one was compacted.
+
+Delta itself trims the log of a table by the age of its files, which says nothing about what is listed: the version of a
+table that nothing happened to is as old as its last change, and is listed by every cut. So that is switched off, and
+the log is trimmed here, up to the oldest version that is listed.
 """
 
 from __future__ import annotations
@@ -17,22 +22,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from deltalake import DeltaTable
-
 from walstream import logs
-from walstream.errors import WalstreamError
 from walstream.spark.cuts import Cuts
 from walstream.spark.failures import meaning
 from walstream.spark.progress import Progress
-from walstream.spark.warehouse import table_path
+from walstream.spark.warehouse import CUTS, table_path
 from walstream.spark.writers import Writer
+from walstream.spark.writers.delta_log import DeltaLog
+from walstream.spark.writers.files import TableFiles
 
 NAMED_MAX: Final = 50
 """Versions that are named to a vacuum, which reads each of them: the oldest ones, if there are more."""
 
-LOG_RETENTION: Final = "delta.logRetentionDuration"
-LOG_MARGIN_HOURS: Final = 24
-"""A version is read from the last checkpoint of the log before it: so the log is kept longer than the cuts."""
+MARGIN_HOURS: Final = 24
+"""So much longer than cuts does the log of a table remember which files were removed from it, and when."""
 
 log = logs.get(__name__)
 
@@ -81,14 +84,20 @@ class Maintenance:
         return self._interval_s > 0 and time.monotonic() >= self._next_s
 
     def run(self, stop: Callable[[], bool] = lambda: False, now: Callable[[], float] = time.time) -> Report:
-        """Do everything once; a table that fails is left for the next time. `stop` is asked between tables."""
+        """Do everything once; what fails is left for the next time. `stop` is asked between tables."""
         began_s = time.monotonic()
         self._next_s = began_s + self._interval_s
-        with self._lock:
-            expired = self._cuts.expire(round((now() - self._kept_hours * 3600) * 1_000_000))
-            self._cuts.tidy()
-            listed = self._cuts.versions()
-        done, compacted, removed, failures = 0, 0, 0, 0
+        done, expired, compacted, removed, failures = 0, 0, 0, 0, 0
+        listed: dict[str, list[int]] = {}
+        try:
+            with self._lock:
+                expired = self._cuts.expire(round((now() - self._kept_hours * 3600) * 1_000_000))
+                self._cuts.tidy()
+                listed = self._cuts.versions()
+        except Exception as error:
+            # Who does not know what cuts list may touch no table; the pipeline can do without all this for a while.
+            failures += 1
+            log.warning("maintenance failed", table=CUTS, error=str(meaning(error)))
         try:
             for name, versions in listed.items():
                 if stop():
@@ -97,7 +106,7 @@ class Maintenance:
                     more_compacted, more_removed = self._table(name, versions)
                 except Exception as error:
                     failures += 1
-                    log.warning("maintenance failed", table=name, error=str(_told(error)))
+                    log.warning("maintenance failed", table=name, error=str(meaning(error)))
                     continue
                 done += 1
                 compacted += more_compacted
@@ -125,7 +134,9 @@ class Maintenance:
         with self._lock:
             kept = sorted({*versions[:NAMED_MAX], versions[-1]})
             removed = self._writer.vacuum(path, kept, self._kept_hours)
-            self._trim_log(path)
+            log_of = DeltaLog(TableFiles(path))
+            log_of.remember(round(self._kept_hours) + MARGIN_HOURS)
+            log_of.trim(versions[0])
             self._note(name, path)
         return compacted, removed
 
@@ -133,16 +144,3 @@ class Maintenance:
         version = self._writer.version(path)
         if version is not None:
             self._moved(name, version)
-
-    def _trim_log(self, path: str) -> None:
-        """Write a checkpoint of the table's log and remove what lies before the versions that are kept."""
-        table = DeltaTable(path)
-        wanted = f"interval {round(self._kept_hours) + LOG_MARGIN_HOURS} hours"
-        if table.metadata().configuration.get(LOG_RETENTION) != wanted:
-            table.alter.set_table_properties({LOG_RETENTION: wanted})
-        table.create_checkpoint()
-        table.cleanup_metadata()
-
-
-def _told(error: Exception) -> WalstreamError:
-    return meaning(error)

@@ -150,10 +150,14 @@ class Pipeline:
         return Books(self._destination.applied, cut, base, has_snapshots=self._has_snapshots)
 
     def _cut(self) -> CutRow | None:
-        """Return the last cut, without tables that are not kept any more: nothing is known of them from now on."""
+        """Return the last cut, without tables that are not kept any more: nothing is known of them from now on.
+
+        Raises ForeignLog when it is no cut of this log: nothing that is known of the tables is then true of it.
+        """
         cut = self._destination.last_cut()
         if cut is None:
             return None
+        self._points.check(cut, self._destination.name)
         is_kept = self._tables.is_kept
         return replace(
             cut,

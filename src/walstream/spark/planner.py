@@ -7,28 +7,25 @@ points whose rows they describe, so no row is of a version that its task does no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from walstream.capture.commit_points import Point
-from walstream.errors import DataLoss, UsageError, WalstreamError
+from walstream.errors import DataLoss, UsageError
 from walstream.positions import TopicPartition
 from walstream.spark.admission import Limit, admit, changes_of, steps
 from walstream.spark.fetching import Address
 from walstream.spark.offsets import BEGINNING, PointOffset
 from walstream.spark.options import Latest, Options
+from walstream.spark.patience import patient
 from walstream.spark.planning import Bounds, TableTask, point_tasks, ranges
 from walstream.spark.points import PointLog
+from walstream.spark.types import META
 from walstream.spark.versions import Versions, topic_of, topics_there
-
-PATIENCE_S: Final = 60.0
-PAUSE_S: Final = 0.5
-"""How long a query that has once had answers waits for a log that is away, and how often it asks."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,20 +35,11 @@ def _patient(method: Callable[Concatenate[Planner, P], R]) -> Callable[Concatena
     """Have a question asked again while the log is away: a stream that fails has to be started again by somebody."""
 
     def ask(self: Planner, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        deadline_s: float | None = None
-        while True:
-            try:
-                answer = method(self, *args, **kwargs)
-            except WalstreamError as error:
-                deadline_s = deadline_s or time.monotonic() + PATIENCE_S
-                if not error.retryable or not self.has_answered or time.monotonic() > deadline_s:
-                    raise
-                time.sleep(PAUSE_S)
-                # A client that has known the log before it went away may insist on what it knew.
-                self.connect()
-            else:
-                self.has_answered = True
-                return answer
+        if self.has_answered:
+            return patient(lambda: method(self, *args, **kwargs), self.connect)
+        answer = method(self, *args, **kwargs)
+        self.has_answered = True
+        return answer
 
     return wraps(method)(ask)
 
@@ -155,7 +143,8 @@ class Planner:
         touched = {span.partition for point in found for span in point.spans if span.partition.topic == self._topic}
         if not touched:
             return []
-        typed_by = versions.newest(*options.table, options.schema_version)
+        columns = [name for name in self._schema.names if name not in META.names]
+        typed_by = versions.typing(*options.table, columns, options.schema_version)
         planned = ranges(found, self._topic, self._bounds(touched), options.rows_per_task, counted=options.counted)
         return [TableTask(each, typed_by, versions.at(*options.table, each.spans.gen)) for each in planned]
 

@@ -108,20 +108,20 @@ def _check(span: Span, there: Bounds) -> None:
 
 def _portions(spans: Sequence[Span], rows_per_task: int) -> Iterator[list[Span]]:
     """Divide spans into runs of about the same number of rows; a span that is too large for a task is alone."""
-    total = sum(span.rows for span in spans)
-    size = ceil(total / ceil(total / rows_per_task))
+    left = sum(span.rows for span in spans)
     run: list[Span] = []
     rows = 0
     for span in spans:
         is_large = span.stop - span.start > rows_per_task
-        if run and (is_large or rows + span.rows > size):
+        # Of what is left, not of all: what earlier runs lack of their share would be a small one at the end.
+        if run and (is_large or rows + span.rows > ceil(left / ceil(left / rows_per_task))):
             yield run
-            run, rows = [], 0
+            run, rows, left = [], 0, left - rows
         run.append(span)
         rows += span.rows
         if is_large:
             yield run
-            run, rows = [], 0
+            run, rows, left = [], 0, left - rows
     if run:
         yield run
 

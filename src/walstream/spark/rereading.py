@@ -6,6 +6,8 @@ first one does, because snapshots and restarts are of today.
 
 The answer is the last point of the epoch that lies at or below an LSN; for a snapshot also before the point at which
 it was finished, since its rows belong to that one. Everything that committed at that LSN or later comes after it.
+
+None of this means anything in another log than the one that the tables were made from: `check` tells them apart.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from walstream.capture.commit_points import Point
 from walstream.capture.kafka import LogAddress
 from walstream.capture.reading import CommitsReader
 from walstream.capture.topics import Topics
-from walstream.errors import DataLoss
+from walstream.errors import DataLoss, ForeignLog
 from walstream.positions import Lsn, TopicPartition
-from walstream.spark.batches import NO_SNAPSHOT, Base, Snapshot, TableStep
+from walstream.spark.batches import NO_SNAPSHOT, Base, CutRow, Snapshot, TableStep
 from walstream.spark.types import table_name
 
 WINDOW: Final = 4_000
@@ -74,6 +76,13 @@ def locate(points: Iterable[Passed], one: TableStep, source_epoch: int, *, is_be
     return Range(after, rows, snapshot_rows) if is_seen and after is not None else None
 
 
+def _base(point: Point) -> Base:
+    found = tuple(
+        Snapshot(table_name(one.schema, one.table), one.id, Lsn.parse(one.lsn)) for one in point.snapshots.values()
+    )
+    return Base(point.offset, point.source_epoch, point.end_lsn, found)
+
+
 def _whole(points: Iterable[Passed]) -> Range:
     """Begin with what there is: without snapshots a table never was whole."""
     begin, rows = -1, 0
@@ -83,6 +92,28 @@ def _whole(points: Iterable[Passed]) -> Range:
         else:
             rows += point.rows
     return Range(begin, rows)
+
+
+def contradiction(cut: CutRow, at: Base | None, first: Base | None, end: int) -> str:
+    """Return in which way a log cannot be the one that a cut is of; empty: it is, as far as it goes back.
+
+    `at` is its last point up to that of the cut, None when that was removed; `first` the first one that is left.
+    """
+    if end <= cut.point:
+        return f"it ends at offset {end:,}"
+    if at is not None:
+        return "" if _place(at) == (cut.point, cut.source_epoch, cut.end_lsn) else f"there it has {_said(at)}"
+    if first is not None and (first.source_epoch, first.end_lsn) < (cut.source_epoch, cut.end_lsn):
+        return f"the first one that is left is {_said(first)}"
+    return ""
+
+
+def _place(point: Base) -> tuple[int, int, Lsn]:
+    return point.offset, point.source_epoch, point.end_lsn
+
+
+def _said(point: Base) -> str:
+    return f"the point at offset {point.offset:,} with LSN {point.end_lsn} of source epoch {point.source_epoch}"
 
 
 class Points:
@@ -99,12 +130,30 @@ class Points:
         start = self._topics.starts([self._commits])[self._commits]
         with CommitsReader(self._address, self._commits.topic) as reader:
             point = reader.last_valid(start, offset).last if offset > start else None
-        if point is None:
-            return None
-        found = tuple(
-            Snapshot(table_name(one.schema, one.table), one.id, Lsn.parse(one.lsn)) for one in point.snapshots.values()
-        )
-        return Base(point.offset, point.source_epoch, point.end_lsn, found)
+        return None if point is None else _base(point)
+
+    def check(self, cut: CutRow, destination: str) -> None:
+        """Make sure that a cut is one of this log. Raises ForeignLog."""
+        start = self._topics.starts([self._commits])[self._commits]
+        end = self._topics.ends([self._commits])[self._commits]
+        at = self.base(cut.point + 1) if end > cut.point else None
+        first = self._first(start, end) if at is None and end > cut.point else None
+        if why := contradiction(cut, at, first, end):
+            raise ForeignLog(
+                f"The last cut of {destination} is at the commit point at offset {cut.point:,} with LSN {cut.end_lsn} "
+                f"of source epoch {cut.source_epoch}, which {self._commits.topic} does not have: {why}.",
+                "The log was made anew, or the tables are those of another one. Have them made anew too, in another "
+                "place (pipeline.warehouse, pipeline.checkpoint if it is set, or another replica), or see that "
+                "capture.bootstrap and capture.prefix are those of the log that they were made from.",
+            )
+
+    def _first(self, start: int, end: int) -> Base | None:
+        chain = Chain(start)
+        with CommitsReader(self._address, self._commits.topic) as reader:
+            for offset, record in reader.read(start, end):
+                if (point := chain.feed(offset, record)) is not None:
+                    return _base(point)
+        return None
 
     def find(self, one: TableStep, source_epoch: int, upto: int) -> Range:
         """Return from where on the rows of a table's step are read. Raises DataLoss when that was removed."""

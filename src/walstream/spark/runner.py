@@ -23,6 +23,7 @@ from walstream.ops.metrics import PipelineExporter
 from walstream.spark.batches import CutRow
 from walstream.spark.cuts import Cuts
 from walstream.spark.destination import DeltaTables, Destination, Reader
+from walstream.spark.failures import meaning
 from walstream.spark.fetching import Address
 from walstream.spark.kept_tables import KeptTables
 from walstream.spark.maintenance import Maintenance, Report
@@ -33,6 +34,7 @@ from walstream.spark.replica.state import replica_cut
 from walstream.spark.replica.tables import open_replica
 from walstream.spark.rereading import Points
 from walstream.spark.rung import RungWriter
+from walstream.spark.small.reading import SmallReads
 from walstream.spark.warehouse import checkpoint_path
 from walstream.spark.writers import open_writer
 
@@ -90,7 +92,19 @@ def run(
 def run_query(
     config: Config, spark: SparkSession, stop: Stop, address: Address, progress: Progress, *, once: bool = False
 ) -> None:
-    """Run one streaming query to its end. Raises what ends it."""
+    """Run one streaming query to its end. Raises what ends it, as an error of walstream's own."""
+    try:
+        _run_query(config, spark, stop, address, progress, once=once)
+    except Exception as error:
+        told = meaning(error)
+        raise told from (None if told is error else error)
+    view = progress.look()
+    log.info("stream ended", lsn=str(view.end_lsn), batches=view.batches, rows_total=view.rows_total)
+
+
+def _run_query(
+    config: Config, spark: SparkSession, stop: Stop, address: Address, progress: Progress, *, once: bool
+) -> None:
     prefix, given = config.capture.prefix, config.pipeline
     options = options_of(address, prefix)
     tables = KeptTables(address, prefix, given, config.streams)
@@ -108,6 +122,7 @@ def run_query(
                 tables.table,
                 progress,
                 parallel=given.parallel_tables_max,
+                small=SmallReads(options, tables.versions_at, rows) if (rows := given.small_rows_max) else None,
             )
         else:
             destination = open_replica(
@@ -147,14 +162,12 @@ def run_query(
             stop=stop,
             once=once,
         )
-    view = progress.look()
-    log.info("stream ended", lsn=str(view.end_lsn), batches=view.batches, rows_total=view.rows_total)
 
 
 def last_cut(config: Config) -> CutRow | None:
     """Return where the tables of a configuration stand. Raises UnreachableError for a replica that does not answer."""
     if config.pipeline.destination == "delta":
-        return Cuts(config.pipeline.warehouse).last()
+        return Cuts(config.pipeline.warehouse, config.capture.prefix).last()
     return replica_cut(config.pipeline.replica, config.capture.prefix)
 
 

@@ -130,6 +130,9 @@ def stop(spark: SparkSession) -> None:
     spark.stop()
     if process is None:
         return
+    # PySpark keeps its connection for the next session, which would then talk to a JVM that is gone.
+    if SparkContext._gateway is gateway:
+        SparkContext._gateway = SparkContext._jvm = None
     process.stdin.close()
     try:
         process.wait(STOP_S_MAX)

@@ -85,7 +85,7 @@ class _Reading:
         if isinstance(partition, PointsTask):
             yield from _points(partition, schema)
         elif isinstance(partition, TableTask):
-            yield from _changes(partition, schema, address_of(self._options))
+            yield from changes(partition, schema, address_of(self._options))
         # Otherwise there was nothing to plan, and Spark made a task of nothing.
 
 
@@ -192,9 +192,12 @@ def _points(task: PointsTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _changes(task: TableTask, schema: pa.Schema, address: Address) -> Iterator[pa.RecordBatch]:
+def changes(
+    task: TableTask, schema: pa.Schema, address: Address, *, first_rows: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the changes of a task; of the first ones so many at most, for who may not want the rest."""
     wanted = task.range
     decoder = RangeDecoder(Decoder(schema, task.wanted, task.versions), wanted)
-    for messages in shared(address).read(wanted.spans.partition, wanted.start, wanted.stop):
+    for messages in shared(address).read(wanted.spans.partition, wanted.start, wanted.stop, first_rows):
         yield from decoder.decode(messages)
     decoder.check()

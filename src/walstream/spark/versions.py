@@ -56,6 +56,24 @@ class Versions:
             raise UsageError(f"{found[0].name} has no version {version}.", f"It has {numbers}.")
         return chosen[-1]
 
+    def typing(self, schema: str, table: str, columns: Iterable[str], version: int | None = None) -> TableVersion:
+        """Return the newest version that has all these columns, or the one with this number. Raises UsageError.
+
+        A stream keeps the columns that it began with: one that is dropped or renamed since is still typed by the
+        version that last had it, and is null, or is found by its number, in rows of later ones.
+        """
+        if version is not None:
+            return self.newest(schema, table, version)
+        wanted = set(columns)
+        found = self.of(schema, table)
+        for known in reversed(found):
+            if wanted <= {column.name for column in known.columns}:
+                return known
+        raise UsageError(
+            f"No version of {found[0].name} has the columns {', '.join(sorted(wanted))} together.",
+            "Begin the query anew, with the columns that the table has now.",
+        )
+
     def at(self, schema: str, table: str, gen: int) -> tuple[TableVersion, ...]:
         """Return what rows of a generation mean by the numbers of a table's versions."""
         meant: dict[int, TableVersion] = {}

@@ -25,7 +25,7 @@ class Following:
         self.captured = captured
         self.replica = replica
         address = Address(captured.node.address, {})
-        kept = KeptTables(address, captured.prefix, captured.config.pipeline, ())
+        kept = KeptTables(address, captured.prefix, captured.config.pipeline, captured.config.streams)
         kept.refresh()
         self.progress = Progress()
         self.tables = ReplicaTables(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,11 @@ from integration.capturing import working
 from postgres.servers import Database, fresh
 from spark.conftest import Captured, MakeCaptured
 from spark.replica.following import Following, rows, same
+from spark.test_source_faults import remove
+from walstream.config import StreamRule
 from walstream.errors import TableConflict
 from walstream.postgres.embedded import EmbeddedPostgres
+from walstream.spark.runner import last_cut, run
 
 TABLES = """
 create table accounts (id int primary key, owner text, balance numeric(12,2), doc text);
@@ -67,6 +71,24 @@ def test_every_kind_of_change(make_captured: MakeCaptured, replica: Database, fo
     captured.execute("insert into moves (account, amount) values (1, 1)")
     following.catch_up()
     same(captured, replica, "accounts", "moves")
+
+
+def test_the_pipeline_of_a_configuration(make_captured: MakeCaptured, replica: Database, tmp_path: Path) -> None:
+    captured = make_captured(TABLES)
+    own = {"host": "127.0.0.1", "port": replica.server.port, "database": replica.name}
+    given = {**captured.config.pipeline.model_dump(), "destination": "postgres", "replica": own}
+    pipeline = captured.config.pipeline.model_validate({**given, "checkpoint": str(tmp_path / "checkpoint")})
+    config = captured.config.model_copy(update={"pipeline": pipeline})
+    captured.wait_for_snapshots("public.accounts", "public.moves")
+    for statement in ("insert into moves (account, amount) values (1, 2)", "delete from accounts where id = 3"):
+        captured.execute(statement)
+        captured.wait()
+        run(config, captured.spark, lambda: False, once=True)
+        same(captured, replica, "accounts", "moves")
+    cut = last_cut(config)
+    assert cut is not None
+    assert (set(cut.versions), cut.stopped) == ({"public.accounts", "public.moves"}, {})
+    assert rows(replica, "select end_lsn::text from walstream.position") == [str(cut.end_lsn)]
 
 
 def test_keys_change_and_are_exchanged(make_captured: MakeCaptured, replica: Database, follow: MakeFollowing) -> None:
@@ -258,6 +280,64 @@ def test_a_table_that_does_not_fit_stops_alone_and_goes_on_when_mended(
     cut = restarted.tables.last_cut()
     assert cut is not None
     assert set(cut.versions) == {"public.accounts", "public.moves"}
+
+
+def test_a_table_whose_rows_are_gone_stops_alone_at_every_restart(
+    make_captured: MakeCaptured, replica: Database, follow: MakeFollowing
+) -> None:
+    captured = make_captured(TABLES)
+    following = follow(captured, replica)
+    following.settle("public.accounts", "public.moves")
+    replica.execute("alter table accounts add constraint small check (balance < 1000)")
+    captured.execute("update accounts set balance = 5000 where id = 1")
+    done = following.catch_up()
+    # While it is behind, retention removes what it lacks.
+    topic = f"{captured.prefix}.public.accounts"
+    remove(captured, topic, captured.log.end(topic))
+    replica.execute("alter table accounts drop constraint small")
+    for number in range(2):
+        captured.execute("insert into moves (account, amount) values (%s, 1)", [number])
+        restarted = follow(captured, replica)
+        restarted.pipeline.catch_up()
+        done = restarted.catch_up(after=done)
+        same(captured, replica, "moves")
+        cut = restarted.tables.last_cut()
+        assert cut is not None
+        assert "are due" in cut.stopped["public.accounts"]
+        assert set(cut.versions) == {"public.moves"}
+
+
+def test_a_table_that_stops_before_its_first_write_is_named_with_its_reason(
+    make_captured: MakeCaptured, replica: Database, follow: MakeFollowing
+) -> None:
+    captured = make_captured(TABLES)
+    replica.execute("create table accounts (id int primary key, owner text, balance numeric(12,2), doc text)")
+    replica.execute("alter table accounts add constraint small check (balance < 0)")
+    follow(captured, replica).settle("public.moves")
+    restarted = follow(captured, replica)
+    cut = restarted.tables.last_cut()
+    assert cut is not None
+    assert "small" in cut.stopped["public.accounts"]
+    assert (set(cut.versions), set(cut.snapshots)) == ({"public.moves"}, {"public.moves"})
+    # There is nothing that it could go on from: it begins with its snapshot again.
+    replica.execute("alter table accounts drop constraint small")
+    captured.execute("update accounts set balance = 7 where id = 3")
+    restarted.settle("public.accounts")
+    same(captured, replica, "accounts", "moves")
+    cut = restarted.tables.last_cut()
+    assert cut is not None
+    assert cut.stopped == {}
+
+
+def test_tombstones_are_no_rows(make_captured: MakeCaptured, replica: Database, follow: MakeFollowing) -> None:
+    captured = make_captured(TABLES, start=False)
+    captured.config = captured.config.model_copy(update={"streams": (StreamRule(tombstones=True),)})
+    captured.start()
+    following = follow(captured, replica)
+    following.settle("public.accounts", "public.moves")
+    captured.execute("delete from accounts where id in (4, 5); update accounts set balance = 1 where id = 6")
+    following.catch_up()
+    same(captured, replica, "accounts", "moves")
 
 
 def test_others_who_write_to_the_replica_are_noticed(

@@ -1,4 +1,4 @@
-"""DescribeCluster and DescribeLogDirs: the node itself and its folder."""
+"""DescribeCluster and DescribeLogDirs: the nodes there are, and this one's folder."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ class Usage(NamedTuple):
 
 
 async def describe_cluster(context: Context, request: Message) -> Reply:
-    """Describe the cluster: this node, which is its controller too."""
+    """Describe the cluster: its nodes, and which of them changes topics."""
     if request.endpoint_type != BROKERS:
         raise InvalidRequest("There are no separate controllers.", "Ask for brokers.")
-    host, port = context.advertised
     catalogue = context.node.catalogue
     wants_operations = request.include_cluster_authorized_operations
     return {
         "cluster_id": catalogue.cluster_id,
-        "controller_id": catalogue.node_id,
-        "brokers": [{"broker_id": catalogue.node_id, "host": host, "port": port}],
+        "controller_id": context.node.placement.controller_id,
+        "brokers": [{"broker_id": one.id, "host": one.host, "port": one.port} for one in context.brokers.values()],
         "cluster_authorized_operations": cluster_operations(context) if wants_operations else OPERATIONS_UNASKED,
     }
 

@@ -159,6 +159,7 @@ def _alter_one(context: Context, resource: Message, change: Change, validate_onl
         )
     context.authorize("admin", "topic", resource.resource_name)
     node = context.node
+    node.placement.check_controller()
     topic = node.catalogue.topic(resource.resource_name)
     if len({entry.name for entry in resource.configs}) < len(resource.configs):
         raise InvalidRequest("The request names a setting twice.")

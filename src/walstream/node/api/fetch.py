@@ -14,7 +14,7 @@ import asyncio
 import uuid
 
 from walstream.error_codes import codes
-from walstream.errors import FencedLeaderEpoch, UnknownLeaderEpoch, WalstreamError
+from walstream.errors import FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch, WalstreamError
 from walstream.log.partition_log import PartitionLog
 from walstream.node.api.fetch_wire import FLEXIBLE_FROM, Answer, FetchRequest, read_request, write_response
 from walstream.node.context import Context
@@ -122,6 +122,8 @@ class Reading:
                 partition = self._partitions[number] = self._find(wanted)
             except WalstreamError as error:
                 return Answer(wanted, codes(error).kafka)
+        if not partition.is_leader:
+            return Answer(wanted, codes(NotLeader).kafka)
         answer = Answer(wanted, 0, partition.high_watermark, partition.log_start)
         if wanted.offset == partition.high_watermark or (bytes_left <= 0 and self._bytes):
             return answer
@@ -146,7 +148,7 @@ class Reading:
         name = node.catalogue.topic_by_id(topic).name if isinstance(topic, uuid.UUID) else topic
         self._context.authorize("read", "topic", name)
         partition = node.store.partition(name, wanted.partition)
-        check_epoch(partition, wanted.leader_epoch)
+        check_leader(partition, wanted.leader_epoch)
         return partition
 
     async def _wait(self, deadline: float) -> None:
@@ -173,8 +175,10 @@ def _is_news(answer: Answer) -> bool:
     return bool(answer.code or len(answer.records) or told != (answer.high_watermark, answer.log_start))
 
 
-def check_epoch(partition: PartitionLog, epoch: int) -> None:
-    """Raise unless the client's idea of the leader's epoch (-1: none) is the present one."""
+def check_leader(partition: PartitionLog, epoch: int = -1) -> None:
+    """Raise unless this node leads the partition and the client's idea of its epoch (-1: none) is the present one."""
+    if not partition.is_leader:
+        raise NotLeader(f"This node does not lead {partition.name}.", "Ask again who does.")
     if epoch in (-1, partition.leader_epoch):
         return
     kind = FencedLeaderEpoch if epoch < partition.leader_epoch else UnknownLeaderEpoch

@@ -110,6 +110,7 @@ def _fetch(context: Context, group_id: str, topics: list[Message] | None) -> Rep
     """Return the offsets of one group: those asked for, or all that the principal may know of."""
     try:
         context.authorize("describe", "group", group_id)
+        context.node.groups.check()
     except WalstreamError as error:
         code = codes(error).kafka
         asked = [(topic.name, topic.partition_indexes) for topic in topics or ()]
@@ -158,6 +159,7 @@ async def offset_delete(context: Context, request: Message) -> Reply:
     """Forget offsets of topics that nobody in the group reads."""
     context.authorize("admin", "group", request.group_id)
     groups = context.node.groups
+    groups.check()
     group = groups.group(request.group_id)
     if group is None and not groups.offsets.known(request.group_id):
         raise GroupNotFound(f"There is no group {request.group_id}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from walstream.error_codes import codes
-from walstream.errors import InvalidRequest, NotAuthorized, WalstreamError
+from walstream.errors import InvalidRequest, WalstreamError
 from walstream.node.acl import Question
 from walstream.node.api.group_offsets import offset_commit, offset_delete, offset_fetch
 from walstream.node.context import Context
@@ -64,7 +64,7 @@ _OPERATION_BITS: tuple[tuple[Question, int], ...] = (("read", 1 << 3), ("admin",
 
 
 async def find_coordinator(context: Context, request: Message) -> Reply:
-    """Name the node that coordinates each group: this one."""
+    """Name the node that coordinates each group."""
     if context.version < COORDINATORS_TOGETHER_FROM:
         return _coordinator(context, request.key_type, request.key)
     found = [
@@ -84,9 +84,8 @@ def _coordinator(context: Context, key_type: int, key: str) -> Reply:
         context.authorize("describe", "group", key)
     except WalstreamError as error:
         return _no_coordinator(codes(error).kafka, str(error))
-    host, port = context.advertised
-    node_id = context.node.catalogue.node_id
-    return {"error_code": 0, "error_message": None, "node_id": node_id, "host": host, "port": port}
+    found = context.brokers[context.node.placement.coordinator_id]
+    return {"error_code": 0, "error_message": None, "node_id": found.id, "host": found.host, "port": found.port}
 
 
 def _no_coordinator(code: int, message: str) -> Reply:
@@ -211,11 +210,12 @@ async def describe_groups(context: Context, request: Message) -> Reply:
 
 
 def _describe(context: Context, group_id: str, request: Message) -> Reply:
+    groups = context.node.groups
     try:
         context.authorize("describe", "group", group_id)
-    except NotAuthorized as error:
+        groups.check()
+    except WalstreamError as error:
         return {"group_id": group_id, "error_code": codes(error).kafka}
-    groups = context.node.groups
     group = groups.group(group_id)
     if group is None:
         state = State.EMPTY if group_id in groups.table else State.DEAD

@@ -1,4 +1,4 @@
-"""Metadata: which topics there are and who leads them. On a single node the answer to the second is always: this one.
+"""Metadata: which topics there are and who leads them.
 
 A client that allows it, and asks for a topic that does not exist, gets it created, if the configuration and its
 permissions say so.
@@ -7,23 +7,23 @@ permissions say so.
 from __future__ import annotations
 
 from walstream.cluster.local import NewTopic, Topic
-from walstream.errors import NotAuthorized, WalstreamError
+from walstream.error_codes import codes
+from walstream.errors import LeaderNotAvailable, NotAuthorized, WalstreamError
 from walstream.node.api.answers import OPERATIONS_UNASKED, cluster_operations, code_of, topic_operations
 from walstream.node.api.topics import add_topics, new_topic
 from walstream.node.context import Context
+from walstream.node.placement import NOBODY, Placed
 from walstream.node.wire import Message, Reply
 
 
 async def metadata(context: Context, request: Message) -> Reply:
-    """Describe the node and the topics that are asked for."""
+    """Describe the nodes and the topics that are asked for."""
     node = context.node
-    host, port = context.advertised
-    node_id = node.catalogue.node_id
     wants_cluster = request.include_cluster_authorized_operations
     return {
-        "brokers": [{"node_id": node_id, "host": host, "port": port}],
-        "cluster_id": node.catalogue.cluster_id,
-        "controller_id": node_id,
+        "brokers": [{"node_id": one.id, "host": one.host, "port": one.port} for one in context.brokers.values()],
+        "cluster_id": node.catalogue.cluster_id or None,
+        "controller_id": node.placement.controller_id,
         "topics": _topics(context, request),
         "cluster_authorized_operations": cluster_operations(context) if wants_cluster else OPERATIONS_UNASKED,
     }
@@ -38,7 +38,10 @@ def _topics(context: Context, request: Message) -> list[Reply]:
     # Each topic is described once, however often it is asked for: answers must not grow much larger than questions.
     wanted = list({(one.name, one.topic_id): one for one in asked}.values())
     refused: dict[str, Exception] = {}
-    if request.allow_auto_topic_creation and context.node.config.log.auto_create_topics:
+    node = context.node
+    # Only the controller makes topics; a client that asks another node asks again, and it asks them all in turn.
+    is_controller = node.placement.controller_id == node.catalogue.node_id
+    if request.allow_auto_topic_creation and node.config.log.auto_create_topics and is_controller:
         refused = _create_missing(context, wanted)
     return [_answer(context, request, one, refused) for one in wanted]
 
@@ -83,8 +86,7 @@ def _answer(context: Context, request: Message, asked: Message, refused: dict[st
 
 
 def _describe(context: Context, request: Message, topic: Topic) -> Reply:
-    node = context.node
-    node_id = node.catalogue.node_id
+    placement = context.node.placement
     wants_operations = request.include_topic_authorized_operations
     return {
         "name": topic.name,
@@ -93,14 +95,17 @@ def _describe(context: Context, request: Message, topic: Topic) -> Reply:
         "topic_authorized_operations": topic_operations(context, topic.name)
         if wants_operations
         else OPERATIONS_UNASKED,
-        "partitions": [
-            {
-                "partition_index": index,
-                "leader_id": node_id,
-                "leader_epoch": node.store.partition(topic.name, index).leader_epoch,
-                "replica_nodes": [node_id],
-                "isr_nodes": [node_id],
-            }
-            for index in range(topic.partitions)
-        ],
+        "partitions": [_partition(placement.find(topic, index), index) for index in range(topic.partitions)],
+    }
+
+
+def _partition(placed: Placed, index: int) -> Reply:
+    return {
+        "error_code": 0 if placed.leader != NOBODY else codes(LeaderNotAvailable).kafka,
+        "partition_index": index,
+        "leader_id": placed.leader,
+        "leader_epoch": placed.epoch,
+        "replica_nodes": list(placed.replicas),
+        "isr_nodes": list(placed.in_sync),
+        "offline_replicas": [],
     }

@@ -1,18 +1,24 @@
 """ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, at a time and in an epoch.
 
-Looking for a time reads the log, so it happens on a thread.
+Looking for a time reads the log, so it happens on a thread. Asking for `RESOLVED_TIMESTAMP` does not: it is answered
+from memory with a resolved position (see `log/stamps.py`).
 """
 
 from __future__ import annotations
 
 from walstream.errors import InvalidRequest
 from walstream.node.api.answers import code_of
-from walstream.node.api.fetch import check_epoch
+from walstream.node.api.fetch import check_leader
 from walstream.node.context import Context
 from walstream.node.wire import Message, Reply
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 UNKNOWN = -1
+
+RESOLVED_TIMESTAMP = 2**62
+"""Asks for an offset and a time so that every record at or after the offset, now and for ever, has a later append time.
+No record has this time, so another log answers -1, as this one does while it does not know, and for topics without
+append time."""
 
 
 async def list_offsets(context: Context, request: Message) -> Reply:
@@ -29,7 +35,9 @@ async def _answer(context: Context, topic: str, asked: Message) -> Reply:
     try:
         context.authorize("describe", "topic", topic)
         partition = context.node.store.partition(topic, index)
-        check_epoch(partition, asked.current_leader_epoch)
+        check_leader(partition, asked.current_leader_epoch)
+        if asked.timestamp not in (EARLIEST, EARLIEST_LOCAL):
+            context.node.placement.check_settled(partition)
         offset, timestamp_ms = UNKNOWN, UNKNOWN
         if asked.timestamp == LATEST:
             offset = partition.high_watermark
@@ -38,6 +46,8 @@ async def _answer(context: Context, topic: str, asked: Message) -> Reply:
         elif asked.timestamp == MAX_TIMESTAMP:
             found = await context.in_thread(partition.max_timestamp)
             offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
+        elif asked.timestamp == RESOLVED_TIMESTAMP:
+            offset, timestamp_ms = partition.resolve() or (UNKNOWN, UNKNOWN)
         elif asked.timestamp >= 0:
             found = await context.in_thread(partition.offset_for_time, asked.timestamp)
             offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
@@ -66,7 +76,7 @@ def _epoch_end(context: Context, topic: str, asked: Message) -> Reply:
     try:
         context.authorize("describe", "topic", topic)
         partition = context.node.store.partition(topic, asked.partition)
-        check_epoch(partition, asked.current_leader_epoch)
+        check_leader(partition, asked.current_leader_epoch)
     except Exception as error:
         return {"partition": asked.partition, **code_of(context, error)}
     if asked.leader_epoch > partition.leader_epoch:

@@ -5,6 +5,10 @@ it from there. Appending happens at once, in the order of arrival; the response 
 failed, or the request's own timeout has passed. A timeout takes nothing back: the batch may still become durable, as
 its client knows, and the frame stays counted until the log has let go of it.
 
+In a cluster acks=1 waits for this node's disk (in mode `sync` for followers' disks too), acks=all until the batch is
+below the high watermark, which is to say on the disks of all in-sync replicas. Who waits no longer, because its time is
+over or its connection gone, is taken off the list.
+
 From version 9 on each partition's answer says in a tagged field which durability it met (`DURABILITY_TAG`); clients
 that do not know the tag skip it.
 """
@@ -24,17 +28,18 @@ from walstream.errors import (
     CorruptBatch,
     InvalidAcks,
     InvalidRecord,
-    NotEnoughReplicas,
     RequestTimedOut,
     TransactionsUnsupported,
     WalstreamError,
 )
 from walstream.log.batch import HEADER_BYTES
+from walstream.log.waiting import NOBODY
 from walstream.node.context import Context
 from walstream.node.framing import held_bytes
 from walstream.node.wire import Buffer, Header, Source, write_uvarint
 
 if TYPE_CHECKING:
+    from walstream.log.partition_log import PartitionLog
     from walstream.node.slots import Slot
 
 log = logs.get(__name__)
@@ -43,14 +48,18 @@ FLEXIBLE_FROM = 9
 PRODUCE = 0
 
 ALL = -1
-REPLICAS = 1
 
 DURABILITY_TAG = 10_000
-"""Tagged field of a partition's answer, one byte: see `FSYNCED` and `BUFFERED`. Far above the tags Kafka will use."""
+"""Tagged field of a partition's answer, one byte: `BUFFERED`, `FSYNCED` or `REPLICATED`. Far above Kafka's own tags."""
 BUFFERED = 0
 """The operating system has the bytes; a power cut loses them. Only topics that ask for it are answered like this."""
 FSYNCED = 1
 """The disk of this node has the bytes."""
+REPLICATED = 2
+"""The disks of all replicas that are in sync have the bytes."""
+
+REPLICATION_WAIT_MS_MAX = 60_000
+"""The longest that a request waits for other nodes, whatever it asks for: who waits holds memory."""
 
 _ATTRIBUTES_AT = 22
 _TRANSACTIONAL = 0x10
@@ -73,6 +82,7 @@ class Row:
         "is_open",
         "log_start",
         "message",
+        "waiter",
     )
 
     def __init__(self, index: int, batch: memoryview | None) -> None:
@@ -83,6 +93,7 @@ class Row:
         self.base_offset = self.append_time_ms = self.log_start = -1
         self.durability = FSYNCED
         self.is_open = False
+        self.waiter = NOBODY
 
     def fail(self, error: WalstreamError) -> None:
         """Answer this partition with an error."""
@@ -103,6 +114,7 @@ class Request:
         "_open",
         "_slot",
         "_started",
+        "_writing",
         "acks",
         "timeout_ms",
         "topics",
@@ -114,7 +126,7 @@ class Request:
         self._header = header
         self._slot = slot
         self._frame_bytes = held_bytes(frame)
-        self._open = 1  # The request itself, until everything has been appended.
+        self._open = self._writing = 1  # The request itself, until everything has been appended.
         self._started = time.perf_counter()
         source = Source(memoryview(frame), header.position)
         self.transactional_id, self.acks, self.timeout_ms, self.topics = read_request(source, header.version)
@@ -129,6 +141,7 @@ class Request:
                     self._append(topic, row, now_ms)
                 else:
                     row.fail(refusal)
+        self._written()
         self._close()
         if self._open and self.acks != 0:
             deadline = asyncio.get_running_loop().time() + max(self.timeout_ms, 0) / 1000
@@ -154,11 +167,8 @@ class Request:
             _check(batch)
             assert batch is not None
             partition = node.store.partition(topic, row.index)
-            if self.acks == ALL and partition.settings.min_isr > REPLICAS:
-                raise NotEnoughReplicas(
-                    f"{topic} asks for {partition.settings.min_isr} in-sync replicas; there is one node.",
-                    "Lower the topic's min.insync.replicas.",
-                )
+            if self.acks == ALL and partition.settings.min_isr > 1:
+                node.placement.check_in_sync(partition)
             appended = partition.append(batch, now_ms=now_ms)
         except WalstreamError as error:
             row.fail(error)
@@ -172,14 +182,41 @@ class Request:
             appended.append_time_ms,
             appended.log_start,
         )
-        row.durability = BUFFERED if partition.settings.ack_before_fsync else FSYNCED
+        if partition.settings.ack_before_fsync:
+            row.durability = BUFFERED
         row.is_open = True
         metrics = node.metrics
         metrics.appended_batches += 1
         metrics.appended_bytes += len(batch)
         metrics.appended_records += appended.last_offset - appended.base_offset + 1
         self._open += 1
-        partition.when_visible(appended.last_offset, partial(self._landed, row))
+        self._writing += 1
+        if partition.replicated and (self.acks == ALL or (self.acks == 1 and node.placement.is_sync)):
+            self._wait_for_replicas(partition, row, appended.last_offset)
+        else:
+            partition.when_durable(appended.last_offset, partial(self._stored, row))
+
+    def _wait_for_replicas(self, partition: PartitionLog, row: Row, offset: int) -> None:
+        """Wait for what the producer asks for, and apart from it for the disk, which then lets go of the frame."""
+        self.timeout_ms = min(self.timeout_ms, REPLICATION_WAIT_MS_MAX)
+        partition.when_durable(offset, self._written)
+        landed = partial(self._landed, row)
+        if self.acks == ALL:
+            if row.durability == FSYNCED:
+                row.durability = REPLICATED
+            row.waiter = partition.when_visible(offset, landed)
+        else:
+            row.waiter = self._context.node.placement.when_acknowledged(partition, offset, landed)
+
+    def _stored(self, row: Row, error: WalstreamError | None) -> None:
+        self._written()
+        self._landed(row, error)
+
+    def _written(self, _: WalstreamError | None = None) -> None:
+        """One batch less that the log holds."""
+        self._writing -= 1
+        if self._writing == 0:
+            self._context.node.budget.give(self._frame_bytes)
 
     def _landed(self, row: Row, error: WalstreamError | None) -> None:
         row.is_open = False
@@ -190,13 +227,13 @@ class Request:
     def _close(self) -> None:
         self._open -= 1
         if self._open == 0:
-            self._context.node.budget.give(self._frame_bytes)
             self._answer()
 
     def _expire(self) -> None:
         for _, rows in self.topics:
             for row in rows:
                 if row.is_open:
+                    row.waiter.cancel()
                     row.fail(RequestTimedOut(f"The batch was not durable within {self.timeout_ms} ms."))
         self._answer()
 

@@ -21,18 +21,27 @@ from walstream.errors import (
 from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import BY_NAME
 from walstream.node.api.answers import code_of, failure
+from walstream.node.api.fetch import check_leader
 from walstream.node.context import Context
+from walstream.node.placement import ANY_FACTOR
 from walstream.node.wire import NO_UUID, Message, Reply
 
-REPLICATION_FACTOR = 1
 DYNAMIC_TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
 TO_THE_END = -1
 
 
-def new_topic(context: Context, name: str, partitions: int = -1, config: Mapping[str, str] | None = None) -> NewTopic:
-    """Return a checked specification; -1 partitions takes the node's default. Raises what forbids it."""
+def new_topic(
+    context: Context,
+    name: str,
+    partitions: int = -1,
+    config: Mapping[str, str] | None = None,
+    replication_factor: int = ANY_FACTOR,
+) -> NewTopic:
+    """Return a checked specification; -1 takes the node's default. Raises what forbids it."""
     node = context.node
-    new = NewTopic(name, node.config.log.default_partitions if partitions == -1 else partitions, config or {})
+    replicas = node.placement.replicas_for(name, replication_factor)
+    partitions = node.config.log.default_partitions if partitions == -1 else partitions
+    new = NewTopic(name, partitions, config or {}, replicas)
     if name.startswith("__"):
         raise InvalidTopic(f"{name!r} is a name for the node's own topics.", "Choose one without two underscores.")
     node.catalogue.check_new(new)
@@ -66,6 +75,7 @@ async def create_topics(context: Context, request: Message) -> Reply:
             if asked.name in twice:
                 raise InvalidRequest(f"The request names {asked.name!r} twice.")
             context.authorize("admin", "topic", asked.name)
+            context.node.placement.check_controller()
             new = _specification(context, asked)
             check_room(context, partitions + new.partitions)
             checked.append(new)
@@ -84,10 +94,8 @@ async def create_topics(context: Context, request: Message) -> Reply:
 def _specification(context: Context, asked: Message) -> NewTopic:
     if asked.assignments:
         raise InvalidReplication("The node places partitions itself.", "Leave the assignments out.")
-    if asked.replication_factor not in (-1, REPLICATION_FACTOR):
-        raise InvalidReplication(f"There is one node, so the replication factor is 1, not {asked.replication_factor}.")
     config = {entry.name: entry.value for entry in asked.configs if entry.value is not None}
-    return new_topic(context, asked.name, asked.num_partitions, config)
+    return new_topic(context, asked.name, asked.num_partitions, config, asked.replication_factor)
 
 
 def _created(context: Context, new: NewTopic, topic: Topic | None) -> Reply:
@@ -96,7 +104,7 @@ def _created(context: Context, new: NewTopic, topic: Topic | None) -> Reply:
         "name": new.name,
         "topic_id": topic.id if topic else NO_UUID,
         "num_partitions": new.partitions,
-        "replication_factor": REPLICATION_FACTOR,
+        "replication_factor": max(len(new.replicas), 1),
         "configs": [
             {
                 "name": name,
@@ -122,6 +130,7 @@ async def delete_topics(context: Context, request: Message) -> Reply:
                 context.authorize("admin", "topic", name)
                 topic = catalogue.topic(name)
             context.authorize("admin", "topic", topic.name)
+            context.node.placement.check_controller()
             if topic.is_internal:
                 raise InvalidTopic(f"{topic.name} belongs to the node.")
             if topic.name in found:
@@ -153,6 +162,7 @@ def _grow(context: Context, asked: Message, *, is_twice: bool, validate_only: bo
         if is_twice:
             raise InvalidRequest(f"The request names {asked.name!r} twice.")
         context.authorize("admin", "topic", asked.name)
+        node.placement.check_controller()
         topic = node.catalogue.topic(asked.name)
         if topic.is_internal:
             raise InvalidTopic(f"{topic.name} belongs to the node.")
@@ -182,6 +192,7 @@ async def _delete_records(context: Context, topic: str, asked: Message) -> Reply
     try:
         context.authorize("admin", "topic", topic)
         partition = context.node.store.partition(topic, index)
+        check_leader(partition)
         if not partition.settings.deleted or topic.startswith("__"):
             raise PolicyViolation(f"{topic} is compacted, so nothing is deleted from its start.")
         before = partition.high_watermark if asked.offset == TO_THE_END else asked.offset

@@ -18,7 +18,14 @@ from uuid import uuid4
 
 from walstream import logs
 from walstream.config import Config, LimitsConfig
-from walstream.errors import CoordinatorUnavailable, GroupFull, GroupNotFound, WalstreamError
+from walstream.errors import (
+    CoordinatorLoading,
+    CoordinatorUnavailable,
+    GroupError,
+    GroupFull,
+    GroupNotFound,
+    WalstreamError,
+)
 from walstream.log.store import LogStore
 from walstream.node.groups.coordinator import Coordinator
 from walstream.node.groups.events import Answer, Effect, GroupLimits, Moved, Refused, Request, Respond, State, Token
@@ -62,6 +69,8 @@ class GroupService:
         self._has_waited = False
         self._upkeep: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._refusal: GroupError | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._started_ms = store.now_ms()
 
     @property
@@ -72,8 +81,37 @@ class GroupService:
     async def start(self) -> None:
         """Read the offsets. To be called before the first request."""
         await self.offsets.load()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._refusal = None
         self._started_ms = self._store.now_ms()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+
+    def lead(self) -> None:
+        """Hear that this node of a cluster has become the leader of the offsets: read them, then take requests."""
+        self.resign(CoordinatorLoading("The node is reading the offsets of the groups."))
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    async def _load(self) -> None:
+        await self.offsets.load()
+        self._begin()
+
+    def resign(self, refusal: GroupError) -> None:
+        """Refuse every request from now on, also those that wait: another node keeps the groups, or nobody yet."""
+        self._refusal = refusal
+        self._do(self.coordinator.close(self._clock_ms()))
+        for task in (self._upkeep, self._loading):
+            if task is not None:
+                task.cancel()
+        self._upkeep = self._loading = None
+        self.coordinator = Coordinator(_limits(self._limits), lambda: str(uuid4()))
+        self.offsets = OffsetsLog(self._store)
+
+    def check(self) -> None:
+        """Raise unless this node keeps the groups and has read their offsets."""
+        if self._refusal is not None:
+            raise self._refusal
 
     async def stop(self) -> None:
         """Answer every request that waits and take no more. To be called before the log is closed."""
@@ -81,8 +119,9 @@ class GroupService:
         self._do(self.coordinator.close(self._clock_ms()))
         if self._timer is not None:
             self._timer.cancel()
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for task in (self._upkeep, self._loading):
+            if task is not None:
+                task.cancel()
 
     # Membership
 
@@ -93,6 +132,7 @@ class GroupService:
         """
         if self._is_stopped:
             raise CoordinatorUnavailable("The node is stopping.")
+        self.check()
         token = next(self._tokens)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
@@ -120,6 +160,7 @@ class GroupService:
 
     def check_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """Raise unless the group takes commits from this member."""
+        self.check()
         self.coordinator.check_commit(group_id, member_id, instance_id, generation, self._clock_ms())
         if len(self.table) >= self._limits.groups_max and not self.offsets.known(group_id):
             raise GroupFull(f"The node has offsets of {self._limits.groups_max} groups, as many as it may.")
@@ -135,6 +176,7 @@ class GroupService:
 
     async def delete_group(self, group_id: str) -> None:
         """Forget a group without members and its offsets; raises GroupNotEmpty or GroupNotFound."""
+        self.check()
         keys = self.offsets.keys(group_id=group_id)
         if group_id in self.coordinator.groups:
             self._do(self.coordinator.remove(group_id))
@@ -144,7 +186,8 @@ class GroupService:
 
     async def topics_deleted(self, names: Iterable[str]) -> None:
         """Forget the offsets of topics that are gone, lest a new topic of the same name begins in their middle."""
-        await self.offsets.delete(self.offsets.keys(topics=names))
+        if self._refusal is None:
+            await self.offsets.delete(self.offsets.keys(topics=names))
 
     # Time
 

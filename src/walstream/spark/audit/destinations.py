@@ -24,7 +24,8 @@ from walstream.postgres.types import Types
 from walstream.spark.audit.table_rows import Described, Moment, Table, read, reading_of
 from walstream.spark.batches import CutRow
 from walstream.spark.columns import identity
-from walstream.spark.cuts import Cuts, read_version
+from walstream.spark.cut_tables import read_version
+from walstream.spark.cuts import Cuts
 from walstream.spark.options import parse_table
 from walstream.spark.replica.sql import TableName, Version
 from walstream.spark.replica.stages import strings_of
@@ -61,9 +62,9 @@ class Destination(Protocol):
 class Warehouse:
     """The last cut of a warehouse."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        """Raises UsageError when there is no cut yet."""
-        found = Cuts(path).last()
+    def __init__(self, spark: SparkSession, path: str, prefix: str) -> None:
+        """Raises UsageError when there is no cut yet, ForeignLog when they are those of another capture."""
+        found = Cuts(path, prefix).last()
         if found is None:
             raise UsageError(f"{path} holds no cut yet.", _NOTHING)
         self.cut = found
@@ -186,7 +187,7 @@ def open_destination(spark: SparkSession, config: Config) -> Destination:
     given = config.pipeline
     if given.destination == "postgres":
         return Replica(spark, address.dsn(given.replica), given.replica.control_schema, config.capture.prefix)
-    return Warehouse(spark, given.warehouse)
+    return Warehouse(spark, given.warehouse, config.capture.prefix)
 
 
 _RELATION: Final = """

@@ -74,8 +74,8 @@ class Report:
 
     @property
     def is_same(self) -> bool:
-        """Whether every table was compared and nothing differs."""
-        return all(table.state == GOOD for table in self.tables)
+        """Whether every table was compared, at least one, and nothing differs."""
+        return bool(self.tables) and all(table.state == GOOD for table in self.tables)
 
     @property
     def tables_compared(self) -> int:
@@ -95,7 +95,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {
-            "state": "same" if self.is_same else "different",
+            "state": "same" if self.is_same else "different" if self.tables else "nothing compared",
             "lsn": str(self.lsn),
             "cut_lsn": str(self.cut_lsn),
             "source_epoch": self.source_epoch,

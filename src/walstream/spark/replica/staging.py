@@ -17,7 +17,7 @@ from walstream.errors import RowsMissing, SchemaIncompatible, TableConflict, Tab
 from walstream.positions import Lsn
 from walstream.postgres.session import connect, named
 from walstream.spark.columns import col
-from walstream.spark.destination import Reader, Work, where
+from walstream.spark.destination import Reader, Work, belonging
 from walstream.spark.fold import fold, is_after
 from walstream.spark.kept_tables import KeptTable
 from walstream.spark.options import parse_table
@@ -73,8 +73,8 @@ class Staging:
             with named(f"making a stage for {shape.name}"):
                 connection.execute(sql.create_stage(stage, shape).encode())
         counted = Observation()
-        changes = self._reader.changes(work, table).observe(counted, f.count(f.lit(1)).alias("rows"))
-        changes = changes.filter(where(work))
+        changes = self._reader.changes(work, table).frame.observe(counted, f.count(f.lit(1)).alias("rows"))
+        changes = changes.filter(belonging(work).sql)
         if (held := _held(work, known)) is not None:
             changes = changes.filter(f.col("_commit_lsn") >= int(held))
         texts = texts_of(table.version.columns, types)

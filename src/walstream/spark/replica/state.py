@@ -17,7 +17,7 @@ import psycopg
 
 from walstream.config import ReplicaConfig
 from walstream.errors import TableConflict
-from walstream.positions import Lsn
+from walstream.positions import ZERO, Lsn
 from walstream.postgres import address
 from walstream.postgres.session import connect, named
 from walstream.spark.batches import CutRow
@@ -45,7 +45,7 @@ class TableState(NamedTuple):
     name: TableName
     source_epoch: int
     end_lsn: Lsn
-    """What it has applied: it may hold as much without having needed a write since."""
+    """What it has applied: it may hold as much without having needed a write since. Zero: nothing was written yet."""
     point: int
     snapshot: str
     """Id of the snapshot that its rows come from; empty: from the changes alone."""
@@ -54,20 +54,31 @@ class TableState(NamedTuple):
     stopped: str = ""
     """Why it does not follow any more."""
 
+    @property
+    def is_written(self) -> bool:
+        """Whether it holds anything: one that stops before its first write has a reason, and nothing else."""
+        return self.end_lsn > ZERO
+
+
+NOTHING: Final = Version(0, 0, (), ())
+"""What a table follows that was never written."""
+
 
 def as_cut(at: Position | None, tables: Iterable[TableState]) -> CutRow | None:
     """Return what a replica is at, as if it were a recorded cut: its tables and its position are one."""
     if at is None:
         return None
-    known = {table_name(*one.name): one for one in tables if one.source_epoch == at.source_epoch}
+    everyone = {table_name(*one.name): one for one in tables}
+    known = {name: one for name, one in everyone.items() if one.source_epoch == at.source_epoch}
     return CutRow(
         point=at.point,
         source_epoch=at.source_epoch,
         end_lsn=at.end_lsn,
         commit_time_us=at.commit_time_us,
         versions={name: one.point for name, one in known.items() if not one.stopped},
-        snapshots={name: one.snapshot for name, one in known.items()},
-        stopped={name: one.stopped for name, one in known.items() if one.stopped},
+        snapshots={name: one.snapshot for name, one in known.items() if one.is_written},
+        # One that stops before its first write of an epoch still has what it had of the one before.
+        stopped={name: one.stopped for name, one in everyone.items() if one.stopped},
     )
 
 

@@ -23,30 +23,27 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from pyspark.sql import SparkSession
 
-from walstream import logs
 from walstream.config import ReplicaConfig
 from walstream.errors import SchemaIncompatible, TableUnfit
-from walstream.positions import Lsn
+from walstream.positions import ZERO, Lsn
 from walstream.postgres import address
 from walstream.postgres.session import connect, named
+from walstream.spark.attempting import Attempts
 from walstream.spark.batches import CutRow, Outcome, Step
 from walstream.spark.destination import Reader, Work
-from walstream.spark.failures import meaning, stops_one_table
 from walstream.spark.kept_tables import KeptTable
 from walstream.spark.progress import Progress
 from walstream.spark.replica import merging, sql
 from walstream.spark.replica.sql import TableName, quoted
 from walstream.spark.replica.stages import APPLICATION_NAME, is_refusal, refused
 from walstream.spark.replica.staging import Part, Staging, name_of
-from walstream.spark.replica.state import Position, ReplicaState, TableState, as_cut
+from walstream.spark.replica.state import NOTHING, Position, ReplicaState, TableState, as_cut
 from walstream.spark.replica.target import MUTE, can_mute
 
 CATCHING_UP: Final = "It is behind the others: what it lacks is being read again."
 
 Connection = psycopg.Connection[Any]
 Describe = Callable[[str], KeptTable]
-
-log = logs.get(__name__)
 
 
 class _Begun(NamedTuple):
@@ -73,9 +70,8 @@ class ReplicaTables:
         parallel: int,
     ) -> None:
         """Take where the replica is, what reads, and what tells how a table is now. Connects."""
-        self._spark = spark
+        self._attempts = Attempts(spark, describe, progress)
         self._control_schema = control_schema
-        self._describe = describe
         self._progress = progress
         self._staging = Staging(dsn, control_schema, prefix, reader)
         self._state = ReplicaState(control_schema, prefix)
@@ -87,18 +83,23 @@ class ReplicaTables:
         self._tables = self._state.tables(self._connection)
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="walstream-table")
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "the replica"
+
     def last_cut(self) -> CutRow | None:
         """Return what the replica is at, as if it were a recorded cut."""
         return as_cut(self._position, self._tables.values())
 
     def applied(self, table: str, source_epoch: int) -> Lsn | None:
         """Return what a table has applied of a source epoch; None: nothing."""
-        found = self._tables.get(name_of(table))
+        found = self._known(table)
         return found.end_lsn if found is not None and found.source_epoch == source_epoch else None
 
     def version(self, table: str) -> int | None:
         """Return the point that a table was written at last."""
-        found = self._tables.get(name_of(table))
+        found = self._known(table)
         return found.point if found is not None else None
 
     def write(self, works: Mapping[str, Work], batch_id: int) -> dict[str, Outcome]:
@@ -136,21 +137,15 @@ class ReplicaTables:
 
     def _stage(self, work: Work, batch_id: int) -> _Begun:
         name, began_s = work.one.table, self._progress.begin()
-        try:
-            table = self._describe(name)
-            self._progress.writing(name, table.mode)
-            self._announce(work, batch_id)
-            return _Begun(self._staging.part(work, table, self._tables.get(name_of(name))), "", began_s)
-        except Exception as error:
-            told = meaning(error)
-            if not stops_one_table(told):
-                raise told from error
-            return _Begun(None, self._stopped(name, told), began_s)
+        part, failure = self._attempts.attempt(
+            work, batch_id, lambda work, table: self._staging.part(work, table, self._known(name))
+        )
+        return _Begun(part, failure, began_s)
 
-    def _stopped(self, name: str, told: Exception) -> str:
-        log.error("table stopped", table=name, error=str(told))
-        self._progress.stopped(name, str(told))
-        return str(told)
+    def _known(self, name: str) -> TableState | None:
+        """Return where a table stands that was ever written."""
+        found = self._tables.get(name_of(name))
+        return found if found is not None and found.is_written else None
 
     def _merge(self, step: Step, begun: Mapping[str, _Begun]) -> dict[str, Outcome]:
         """Apply what was staged, move the positions, commit."""
@@ -167,11 +162,10 @@ class ReplicaTables:
                 failure = one.failure if one.part is None else self._apply(connection, name, one.part)
                 outcomes[name] = Outcome(None if failure else step.upto, failure)
                 state = self._state_of(step, name, one.part, failure)
-                if state is not None:
-                    # Only at the position of the whole may a table count as one of it.
-                    state = state._replace(stopped=CATCHING_UP) if is_behind and not failure else state
-                    self._state.put(connection, state)
-                    states[state.name] = state
+                # Only at the position of the whole may a table count as one of it.
+                state = state._replace(stopped=CATCHING_UP) if is_behind and not failure else state
+                self._state.put(connection, state)
+                states[state.name] = state
             if not is_behind:
                 self._state.move(connection, to)
         self._tables |= states
@@ -189,32 +183,27 @@ class ReplicaTables:
 
     def _apply(self, connection: Connection, name: str, part: Part) -> str:
         """Apply a table's part; return why it failed, if it did for a reason of its own."""
-        known = self._tables.get(part.name)
+        known = self._known(name)
         try:
             with connection.transaction():
                 merging.apply(connection, part, known.version if known else None, is_muted=self._is_muted)
         except (TableUnfit, SchemaIncompatible) as error:
-            return self._stopped(name, error)
+            return self._attempts.stopped(name, error)
         except psycopg.Error as error:
             if not is_refusal(error):
                 raise
-            return self._stopped(name, refused(name, error))
+            return self._attempts.stopped(name, refused(name, error))
         return ""
 
-    def _state_of(self, step: Step, name: str, part: Part | None, failure: str) -> TableState | None:
-        """Return where a table stands after the batch; None: there is nothing to say of it yet."""
-        known = self._tables.get(name_of(name))
+    def _state_of(self, step: Step, name: str, part: Part | None, failure: str) -> TableState:
+        """Return where a table stands after the batch."""
+        known = self._known(name)
         if failure or part is None:
-            return known._replace(stopped=failure) if known is not None else None
+            known = known or TableState(name_of(name), step.source_epoch, ZERO, step.upto, "", NOTHING)
+            return known._replace(stopped=failure)
         snapshot = part.work.one.snapshot
         built_from = snapshot.id if snapshot is not None else known.snapshot if known is not None else ""
         return TableState(part.name, step.source_epoch, step.end_lsn, step.upto, built_from, part.version)
-
-    def _announce(self, work: Work, batch_id: int) -> None:
-        """Name what this thread asks of Spark."""
-        name, context = work.one.table, self._spark.sparkContext
-        context.setJobGroup(f"walstream/{name}", f"{name}: batch {batch_id}, changes up to {work.step.end_lsn}")
-        context.setLocalProperty("spark.scheduler.pool", name)
 
     def _drop_stages(self) -> None:
         """Remove this prefix's stages: of the batch that is over, or of a pipeline that was killed."""

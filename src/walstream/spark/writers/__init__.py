@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from walstream.spark.belonging import Belonging
+    from walstream.spark.changes import Changes
+    from walstream.spark.small.task import SmallChanges
+
 __all__ = ["Applied", "Mode", "TableColumn", "TablePlan", "Writer", "WriterName", "open_writer"]
 
 WriterName: TypeAlias = Literal["deltalake", "delta-spark"]
@@ -116,11 +120,17 @@ class Writer(Protocol):
     def version(self, path: str) -> int | None:
         """Return the newest version of a table; None when there is none."""
 
-    def apply(self, plan: TablePlan, changes: DataFrame) -> Applied:
+    def apply(self, plan: TablePlan, changes: DataFrame | Changes) -> Applied:
         """Bring the table to the plan's end LSN, in one data commit, its schema first.
 
         The changes must have been read on a session of their own (`spark.newSession()`): settings are made in it.
         Raises SchemaIncompatible, KeyMissing, TableUnfit, TableConflict, RowsMissing, CorruptCommits.
+        """
+
+    def apply_small(self, plan: TablePlan, changes: SmallChanges, belonging: Belonging) -> Applied | None:
+        """Do the same by one task, for few changes; None, and nothing is done, when it takes more than that.
+
+        Raises the same.
         """
 
     def compact(self, path: str, key: tuple[str, ...] = ()) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
@@ -27,12 +28,13 @@ from pyspark.sql import types as t
 from walstream.errors import CorruptCommits, RowsMissing
 from walstream.positions import Lsn
 from walstream.spark import history
+from walstream.spark.changes import Changes
 from walstream.spark.columns import POSITION, col, quoted, typed
 from walstream.spark.fold import Folded, fold
 from walstream.spark.kept import Kept
 from walstream.spark.writers import TablePlan
 from walstream.spark.writers.merging import Merge, filled, merged
-from walstream.spark.writers.targets import Commit, Target, Written, unchecked
+from walstream.spark.writers.targets import Commit, Staged, Target, Written, unchecked
 
 PEEKED_ROWS: Final = 1_000
 """So many rows of a large batch, of whose table nothing is known, tell whether it is worth writing it as it comes."""
@@ -48,31 +50,49 @@ class Habits(NamedTuple):
     """Whether there were new rows only; None: not known."""
 
 
+def commit_of(plan: TablePlan, applied: int | None) -> Commit:
+    """Return what the commit of a plan carries, to a table that has applied this much."""
+    # A snapshot may end at the LSN that the table has: then there is nothing to record but the rows.
+    app_id = None if applied == plan.end_lsn else plan.app_id
+    note = {"end_lsn": str(Lsn(plan.end_lsn)), "snapshot": plan.snapshot}
+    return Commit(app_id, plan.end_lsn, json.dumps({"walstream": note}))
+
+
+def check(plan: TablePlan, rows: int, foreign: int) -> None:
+    """Compare what was read with what the commit points say. Raises RowsMissing, CorruptCommits."""
+    if plan.rows_due is not None and rows != plan.rows_due:
+        raise RowsMissing(
+            f"{rows:,} changes of {plan.name} were read up to {Lsn(plan.end_lsn)}; "
+            f"the commit points say {plan.rows_due:,}.",
+            "The log was damaged or written to by hand: do not read past this point.",
+        )
+    if foreign:
+        raise CorruptCommits(f"{foreign:,} changes of {plan.name} are of another source epoch than the plan.")
+
+
 class Batch:
     """The changes of one plan on their way into one version of its table."""
 
-    def __init__(
-        self, plan: TablePlan, changes: DataFrame, applied: int | None, target: Target, habits: Habits
-    ) -> None:
+    def __init__(self, plan: TablePlan, changes: Changes, applied: int | None, target: Target, habits: Habits) -> None:
         """Take what the table holds already, and what its changes have been like."""
         self._plan = plan
         self._target = target
         self._kept = Kept()
         self._columns = plan.column_names
         self._seen = Observation()
-        self._read = changes
-        self._changes = self._due(changes, applied)
+        self._staged: Staged | None = None
+        self._source = changes
+        self._applied = applied
         self._habits = habits
         self.carries = habits.carries
         self.rows_folded = 0
-        # A snapshot may end at the LSN that the table has: then there is nothing to record but the rows.
-        app_id = None if applied == plan.end_lsn else plan.app_id
-        note = {"end_lsn": str(Lsn(plan.end_lsn)), "snapshot": plan.snapshot}
-        self._commit = Commit(app_id, plan.end_lsn, json.dumps({"walstream": note}), self._check)
+        self._was_tried = False
+        self._commit = replace(commit_of(plan, applied), check=self._check)
 
-    def _due(self, changes: DataFrame, applied: int | None) -> DataFrame:
-        """Return the changes that are to be applied, counted before anything is left out."""
-        plan = self._plan
+    @cached_property
+    def _changes(self) -> DataFrame:
+        """The changes that are to be applied, counted before anything is left out."""
+        plan, changes = self._plan, self._source.frame
         belongs = f.expr(plan.where) if plan.where else f.lit(True)
         is_foreign = f.coalesce(belongs & (f.col("_source_epoch") != plan.source_epoch), f.lit(False))
         changes = changes.observe(
@@ -84,33 +104,39 @@ class Batch:
         if plan.where:
             changes = changes.filter(belongs)
         # A number that is another one in each batch makes Spark compile each anew: so only where it is needed.
-        if applied is not None and applied > plan.begin_lsn and not plan.is_replacing:
-            changes = changes.filter(f.col("_commit_lsn") >= applied)
+        if (lsn := self._from_lsn) is not None:
+            changes = changes.filter(f.col("_commit_lsn") >= lsn)
         return changes
+
+    @property
+    def _from_lsn(self) -> int | None:
+        """From where on changes are to be applied; None: all of them."""
+        plan, applied = self._plan, self._applied
+        return applied if applied is not None and applied > plan.begin_lsn and not plan.is_replacing else None
 
     def _check(self) -> None:
         """Compare what was read with what the commit points say. Raises RowsMissing, CorruptCommits."""
-        plan, seen = self._plan, self._seen.get
-        if plan.rows_due is not None and seen["rows"] != plan.rows_due:
-            raise RowsMissing(
-                f"{seen['rows']:,} changes of {plan.name} were read up to {Lsn(plan.end_lsn)}; "
-                f"the commit points say {plan.rows_due:,}.",
-                "The log was damaged or written to by hand: do not read past this point.",
-            )
-        if seen["foreign"]:
-            raise CorruptCommits(
-                f"{seen['foreign']:,} changes of {plan.name} are of another source epoch than the plan."
-            )
+        check(self._plan, self._facts["rows"], self._facts["foreign"])
+
+    @property
+    def _facts(self) -> Mapping[str, int]:
+        """What was counted when the changes were read."""
+        if self._staged is not None:
+            return {"rows": self._staged.rows_in, "foreign": 0, "not_new": int(not self._staged.are_new)}
+        seen: Mapping[str, int] = self._seen.get
+        return seen
 
     @property
     def rows_in(self) -> int:
         """Changes that were read."""
-        return int(self._seen.get["rows"])
+        return self._facts["rows"]
 
     @property
     def habits(self) -> Habits:
         """What the batch was like."""
-        return Habits(self.carries, not self._seen.get["not_new"])
+        # Of all changes nobody asks whether they are new.
+        is_growing = None if self._plan.mode == "append" else not self._facts["not_new"]
+        return Habits(self.carries, is_growing)
 
     def release(self) -> None:
         """Give back what was kept."""
@@ -121,6 +147,8 @@ class Batch:
     def append(self) -> Written:
         """Commit every change as a row."""
         plan = self._plan
+        if (written := self._straight(is_new_only=False)) is not None:
+            return written
         rows = self._changes
         if "_old_key" not in rows.columns:
             rows = rows.withColumn("_old_key", f.lit(None).cast("string"))
@@ -140,7 +168,7 @@ class Batch:
         if plan.is_replacing:
             return target.replace(self._mirror_of_snapshot(), plan.schema, self._commit)
         measures = target.measures(plan.key) if target.version is not None else {}
-        if self._may_be_new() and (written := self._insert(measures)) is not None:
+        if self._may_be_new() and (written := self._new(measures)) is not None:
             return written
         folded = self._folded(fold(self._changes, plan.key, self._columns, carries=self.carries, measures=measures))
         if folded.has_truncate or target.version is None:
@@ -155,7 +183,34 @@ class Batch:
         """Whether it is worth trying to write the batch as it comes."""
         if self._habits.is_growing is not None or (self._plan.rows_due or 0) < LARGE_ROWS:
             return bool(self._habits.is_growing)
-        return all(row["is_new"] for row in self._read.select(_is_new().alias("is_new")).take(PEEKED_ROWS))
+        if self._source.log is not None:
+            return True  # Each task looks at its first rows by itself.
+        return all(row["is_new"] for row in self._source.frame.select(_is_new().alias("is_new")).take(PEEKED_ROWS))
+
+    def _new(self, measures: Mapping[str, Column]) -> Written | None:
+        """Commit rows that are all new, the shortest way there is; None: they are not, and nothing was committed."""
+        written = self._straight(is_new_only=True)
+        return written if self._was_tried else self._insert(measures)
+
+    def _straight(self, *, is_new_only: bool) -> Written | None:
+        """Commit changes straight from the log; None: that cannot be, and nothing was committed."""
+        plan, log = self._plan, self._source.log
+        if log is None or plan.is_replacing:
+            return None
+        staged = self._target.stage(plan, log, self._from_lsn or 0, is_new_only)
+        if staged is None:
+            return None
+        self._was_tried = True
+        if not staged.are_new:
+            self._target.drop(staged)
+            return None
+        self._staged = staged
+        written = self._target.take(staged, plan, self._commit)
+        if written is None:
+            self._staged = None
+        else:
+            self.rows_folded = sum(part.rows for part in staged.parts)
+        return written
 
     def _insert(self, measures: Mapping[str, Column]) -> Written | None:
         """Commit rows that are all new; None: they are not, and nothing was committed."""
@@ -240,7 +295,7 @@ class Batch:
             self.rows_folded,
             self._plan.key,
             names,
-            updates={"_valid_to_lsn": "s._commit_lsn", "_valid_to": "s._ts"},
+            updates={"_valid_to_lsn": "s._commit_lsn", "_valid_to_seq": "s._seq", "_valid_to": "s._ts"},
             inserts={name: quoted(name, "s") for name in names},
             is_applied=_is_later(("_source_epoch", *POSITION), ("_source_epoch", "_valid_from_lsn", "_valid_from_seq")),
             is_insert="NOT s._is_close",

@@ -10,15 +10,19 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import types as t
 
-from walstream.spark.writers.files import TableFiles
+from walstream.spark.writers.files import TableFiles, checkpoint_name
 from walstream.spark.writers.pruning import FileFacts
+
+UNTRIMMED: Final = {"delta.enableExpiredLogCleanup": "false"}
+"""Delta would remove what is old from the log of a table, whatever may still be read from it."""
+REMOVED_KEPT: Final = "delta.deletedFileRetentionDuration"
 
 
 class DeltaLog:
@@ -29,6 +33,7 @@ class DeltaLog:
             self._table: DeltaTable | None = DeltaTable(files.delta)
         except TableNotFoundError:
             self._table = None
+        self._files = files
         self.version = None if self._table is None else self._table.version()
 
     @property
@@ -68,6 +73,31 @@ class DeltaLog:
             keep_versions=[kept for kept in keep_versions if kept <= self.version],
         )
         return len(deleted)
+
+    def remember(self, hours: int) -> None:
+        """Have the log know for so long what was removed from the table, and be trimmed by nobody else."""
+        wanted = {**UNTRIMMED, REMOVED_KEPT: f"interval {hours} hours"}
+        known = self.table.metadata().configuration
+        if any(known.get(name) != value for name, value in wanted.items()):
+            self.table.alter.set_table_properties(wanted)
+            self.table.update_incremental()
+            self._files.sync_commit(self.table.version())
+
+    def trim(self, oldest: int) -> int:
+        """Write a checkpoint, and remove what only versions before `oldest` are read from; return how many files."""
+        version, found = self.table.version(), self._files.log_files()
+        # Other kinds of checkpoints are read by whoever opens the table, but nothing is removed because of them.
+        checkpoints = {at for at, name in found if name == checkpoint_name(at)}
+        if version not in checkpoints:
+            self.table.create_checkpoint()
+        begin = max((at for at in checkpoints if at <= oldest), default=0)
+        old = [(at, name) for at, name in found if at < begin]
+        if old:
+            self._files.sync_log(checkpoint_name(begin))
+            # Everything that stays is read from there: it had better be right.
+            DeltaTable(self._files.delta, version=oldest).file_uris()
+            self._files.remove_log_files(name for _, name in sorted(old))
+        return len(old)
 
 
 def needs_ntz(fields: Iterable[t.StructField]) -> bool:

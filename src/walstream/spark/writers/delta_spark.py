@@ -5,39 +5,75 @@ version are settings of the session that a batch was read on, so each table of a
 leaves out a commit whose version the table has already, silently; whether one is due is decided before (applying.py).
 
 Changes are counted before anything is committed: what would be read and committed in one go is kept on disk first.
+
+Delta begins its transaction when it is told to write, which is later than the table was opened, and knows nothing of
+what was decided in between. So the rows that it writes bring a guard along, which is read within the transaction and
+fails when the table is not at the version that was opened. From there on Delta itself sees to it: who reads and writes
+the version of an application fails when another commit of that application comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Final
 
-from delta.exceptions import DeltaConcurrentModificationException
+import pyarrow as pa
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from walstream.errors import TableConflict, UsageError
-from walstream.spark.columns import quoted, typed
+from walstream.spark.changes import LogRead
+from walstream.spark.columns import col, quoted, typed
+from walstream.spark.failures import meaning
 from walstream.spark.kept import Kept
 from walstream.spark.session import DELTA_CATALOG, DELTA_EXTENSION, delta_package
-from walstream.spark.writers.delta_log import DeltaLog, needs_ntz
+from walstream.spark.small.task import SmallDone
+from walstream.spark.writers import TablePlan
+from walstream.spark.writers.delta_log import UNTRIMMED, DeltaLog, needs_ntz
 from walstream.spark.writers.files import TableFiles
 from walstream.spark.writers.merging import Merge
-from walstream.spark.writers.targets import Commit, Measured, Written, unchecked
+from walstream.spark.writers.targets import Commit, Measured, SmallBatch, Staged, Written, unchecked
 
 PROPERTIES: Final = {
     "delta.checkpointInterval": "25",
+    **UNTRIMMED,
     # What one of the writers could not read or write.
     "delta.enableDeletionVectors": "false",
     "delta.columnMapping.mode": "none",
     "delta.enableRowTracking": "false",
     "delta.enableTypeWidening": "false",
 }
+
+CONFLICTS: Final = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+"""What Delta says when another commit came first: in Python none of these is a kind of another."""
+
+HISTORY: Final = 20
+"""Commits among which one's own must be: since it was made, only others' can have come."""
 
 _APP_ID: Final = "spark.databricks.delta.write.txnAppId"
 _APP_VERSION: Final = "spark.databricks.delta.write.txnVersion"
@@ -138,10 +174,20 @@ class DeltaSparkTarget:
     ) -> None:
         """Leave it to `merge`: Delta commits what it writes, so nothing could be looked at in between."""
 
+    def stage(self, _plan: TablePlan, _log: LogRead, _from_lsn: int, _is_new_only: bool, /) -> None:
+        """Leave it to Delta, which writes its files by itself."""
+
+    def take(self, _staged: Staged, _plan: TablePlan, _commit: Commit, /) -> Written | None:
+        """Take nothing: nothing is staged."""
+        raise AssertionError("nothing is staged")
+
+    def drop(self, _staged: Staged, /) -> None:
+        """Remove nothing: nothing is staged."""
+
     def merge(self, merge: Merge, _measured: Row, commit: Commit, /) -> Written:
         """Commit a merge."""
         commit.check()
-        merging = self.delta.alias("t").merge(merge.rows.alias("s"), merge.condition)
+        merging = self.delta.alias("t").merge(self._guarded(merge.rows).alias("s"), merge.condition)
         if merge.is_delete != "false":
             merging = merging.whenMatchedDelete(f"({merge.is_applied}) AND ({merge.is_delete})")
         updates: dict[str, str | Column] = {quoted(name): value for name, value in merge.updates.items()}
@@ -150,15 +196,39 @@ class DeltaSparkTarget:
         merging = merging.whenNotMatchedInsert(merge.is_insert, inserts)
         with self._committing(commit):
             merging.execute()
-        return self._written()
+        return self._written(commit)
+
+    def small(self, _batch: SmallBatch, _check: Callable[[SmallDone], None], _commit: Commit, /) -> None:
+        """Leave it to `merge`: what Delta's own code commits, it writes."""
 
     def _write(self, rows: DataFrame, mode: str, commit: Commit, options: Mapping[str, str] | None = None) -> Written:
+        guarded = rows if self.version is None else self._guarded(rows)
         with self._committing(commit):
-            rows.write.format("delta").mode(mode).options(**(options or {})).save(self._files.uri)
-        return self._written()
+            guarded.write.format("delta").mode(mode).options(**(options or {})).save(self._files.uri)
+        return self._written(commit)
 
-    def _written(self) -> Written:
-        last = self.delta.history(1).select("version", "operationMetrics").collect()[0]
+    def _guarded(self, rows: DataFrame) -> DataFrame:
+        """Return rows that cannot be read when the table is at another version by then."""
+        files, version = self._files, self.version
+
+        def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            newest = max((at for at, _ in files.log_files()), default=None)
+            if newest != version:
+                raise TableConflict(f"Another commit to {files.uri} came first: it is at {newest}, not at {version}.")
+            yield from batches
+
+        guard = self._spark.range(0, 1, 1, 1).mapInArrow(check, "id long").select(f.lit(1).alias("_guard"))
+        return rows.crossJoin(f.broadcast(guard)).select(*map(col, rows.columns))
+
+    def _written(self, commit: Commit) -> Written:
+        """Return what the commit has made, which need not be the newest version any more. Raises TableConflict."""
+        recent = self.delta.history(HISTORY).select("version", "userMetadata", "operationMetrics").collect()
+        before = -1 if self.version is None else self.version
+        own = [row for row in recent if row["userMetadata"] == commit.note and row["version"] > before]
+        if not own:
+            # Delta leaves a commit out, without a word, whose version another one of the application has passed.
+            raise TableConflict(f"Another commit to {self._files.uri} came first.")
+        last = max(own, key=lambda row: int(row["version"]))
         metrics: dict[str, str] = last["operationMetrics"] or {}
         added = metrics.get("numTargetFilesAdded") or metrics.get("numFiles") or 0
         removed = metrics.get("numTargetFilesRemoved") or metrics.get("numRemovedFiles") or 0
@@ -188,12 +258,17 @@ class DeltaSparkTarget:
             self._spark.conf.set(name, value)
         try:
             yield
-        except DeltaConcurrentModificationException as error:
+        except CONFLICTS as error:
             raise TableConflict(f"Another commit to {self._files.uri} came first ({error}).") from error
         except AnalysisException as error:
             if self.version is not None or error.getCondition() != "DELTA_PATH_EXISTS":
                 raise
             raise TableConflict(f"Another writer has just created {self._files.uri}.") from error
+        except PySparkException as error:
+            told = meaning(error)
+            if not isinstance(told, TableConflict):
+                raise
+            raise told from error
         finally:
             for name in settings:
                 self._spark.conf.unset(name)

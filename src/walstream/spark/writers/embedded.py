@@ -17,25 +17,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
-from deltalake import CommitProperties, Schema, TableFeatures, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import CommitProperties, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from walstream.errors import TableConflict
+from walstream.spark.changes import LogRead
 from walstream.spark.columns import col
 from walstream.spark.kept import Kept
-from walstream.spark.writers.delta_log import DeltaLog, needs_ntz
+from walstream.spark.small.task import SmallDone, SmallTask, run_all
+from walstream.spark.writers import TablePlan, straight
+from walstream.spark.writers.committing import commit_files
+from walstream.spark.writers.delta_log import UNTRIMMED, DeltaLog, needs_ntz
 from walstream.spark.writers.files import DataFile, TableFiles, now_ms
 from walstream.spark.writers.merging import Merge, inserted, merged
-from walstream.spark.writers.pruning import FileFacts, Pruning
-from walstream.spark.writers.targets import Commit, Measured, Written
+from walstream.spark.writers.pruning import FileFacts, Pruning, told
+from walstream.spark.writers.targets import Commit, Measured, SmallBatch, SmallWritten, Staged, Written
 
-CONFIGURATION: Final = {"delta.checkpointInterval": "25"}
+CONFIGURATION: Final = {"delta.checkpointInterval": "25", **UNTRIMMED}
 """Whoever opens a table reads every commit since its last checkpoint."""
 
 ROWS_PER_FILE: Final = 1_000_000
@@ -121,7 +125,7 @@ class EmbeddedTarget:
         """Commit new columns."""
         self._allow(fields)
         added = Schema.from_json(t.StructType(list(fields)).json())
-        self._run(lambda: self._log.table.alter.add_columns(added.fields, commit_properties=_properties(commit)))
+        self._run(commit, lambda how: self._log.table.alter.add_columns(added.fields, commit_properties=how))
 
     def append(self, rows: DataFrame, commit: Commit) -> Written:
         """Commit more rows."""
@@ -129,7 +133,9 @@ class EmbeddedTarget:
 
     def replace(self, rows: DataFrame, schema: t.StructType, commit: Commit) -> Written:
         """Commit these rows and this schema in place of what is there."""
-        files = self._write(rows, schema)
+        return self._replace(self._write(rows, schema), schema, commit)
+
+    def _replace(self, files: list[DataFile], schema: t.StructType, commit: Commit) -> Written:
         if self.version is None:
             return self._create(files, schema, commit)
         actions: list[AddAction | RemoveAction] = [_added(file) for file in files]
@@ -137,27 +143,30 @@ class EmbeddedTarget:
         with _discarding(self._files, files):
             commit.check()
             self._allow(schema.fields)
-            removed, version = len(self._log.files), self._next
-            self._run(
-                lambda: self._log.table.create_write_transaction(
-                    actions, "overwrite", delta_schema, commit_properties=_properties(commit)
-                )
-            )
-            return self._done(version, files, removed)
+        version = self._run(
+            commit,
+            lambda how: self._log.table.create_write_transaction(
+                actions, "overwrite", delta_schema, commit_properties=how
+            ),
+            files,
+        )
+        return Written(version, len(files), len(self._log.files))
 
     def _create(self, files: list[DataFile], schema: t.StructType, commit: Commit) -> Written:
         with _discarding(self._files, files):
             commit.check()
-            self._run(
-                lambda: create_table_with_add_actions(
-                    self._files.delta,
-                    Schema.from_json(schema.json()),
-                    [_added(file) for file in files],
-                    configuration=CONFIGURATION,
-                    commit_properties=_properties(commit),
-                )
-            )
-        return self._done(0, files, 0)
+        self._run(
+            commit,
+            lambda how: create_table_with_add_actions(
+                self._files.delta,
+                Schema.from_json(schema.json()),
+                [_added(file) for file in files],
+                configuration=CONFIGURATION,
+                commit_properties=how,
+            ),
+            files,
+        )
+        return Written(0, len(files))
 
     def insert(
         self, rows: DataFrame, schema: t.StructType, key: Sequence[str], commit: Commit, measured: Measured, /
@@ -171,6 +180,58 @@ class EmbeddedTarget:
             return self._create(files, schema, commit) if self.version is None else self._commit(files, [], commit)
         self._files.discard(files)
         return None
+
+    def stage(self, plan: TablePlan, log: LogRead, from_lsn: int, is_new_only: bool, /) -> Staged | None:
+        """Let the executors write changes straight from the log; None: not here, or not these columns."""
+        codec = straight.CODECS.get(str(self._spark.conf.get("spark.sql.parquet.compression.codec")).lower())
+        # An object store is for Spark to write to, which has been told how.
+        if not self._files.is_local or codec is None or not straight.fits(log, plan.schema):
+            return None
+        folder = self._files.new_folder()
+        wanted = straight.Wanted(
+            folder=f"{self._files.root}/{folder}",
+            schema=plan.schema,
+            codec=codec,
+            source_epoch=plan.source_epoch,
+            from_lsn=from_lsn,
+            key=_counting(plan) if is_new_only else None,
+            is_new_only=is_new_only,
+        )
+        try:
+            return Staged(folder, straight.write(self._spark.sparkContext, log, wanted), is_new_only)
+        except BaseException:
+            self._files.drop(folder)
+            raise
+
+    def take(self, staged: Staged, plan: TablePlan, commit: Commit, /) -> Written | None:
+        """Commit what was staged; None, and nothing is committed, if a key is there already or twice."""
+        files = self._files.take(staged.folder, plan.schema, {part.name for part in staged.parts if part.name})
+        with _discarding(self._files, files):
+            are_new = not staged.is_new_only or self._grows(staged.parts, plan) or self._are_distinct(files, plan)
+        if are_new:
+            return self._create(files, plan.schema, commit) if self.version is None else self._commit(files, [], commit)
+        self._files.discard(files)
+        return None
+
+    def drop(self, staged: Staged, /) -> None:
+        """Remove what was staged."""
+        self._files.drop(staged.folder)
+
+    def _grows(self, parts: Sequence[straight.Part], plan: TablePlan) -> bool:
+        """Whether what tasks tell of their keys proves that all are new, without another look at them."""
+        ranges = sorted(part.keys for part in parts if part.keys is not None)
+        if len(ranges) != sum(part.rows > 0 for part in parts):
+            return False
+        if any(after[0] <= before[1] for before, after in pairwise(ranges)):
+            return False
+        return self.version is None or not self._pruning(plan.key).overlapping(plan.key[0], ranges)
+
+    def _are_distinct(self, files: Sequence[DataFile], plan: TablePlan) -> bool:
+        measured: dict[str, Any] = {}
+        if self.version is not None and (measures := self.measures(plan.key)):
+            keys = self._read_files([file.path for file in files], plan.schema)
+            measured = keys.agg(*(measure.alias(name) for name, measure in measures.items())).collect()[0].asDict()
+        return self._are_new(files, plan.schema, plan.key, measured)
 
     def _are_new(
         self, files: Sequence[DataFile], schema: t.StructType, key: Sequence[str], measured: Mapping[str, Any]
@@ -199,6 +260,40 @@ class EmbeddedTarget:
         finally:
             kept.release()
         return self._commit(written, touched, commit)
+
+    def small(self, batch: SmallBatch, check: Callable[[SmallDone], None], commit: Commit) -> SmallWritten | None:
+        """Have one task do a small batch, and commit the files that it made; None: it takes more than one task."""
+        if not self._files.is_local or not _can_compare(batch):
+            return None
+        done = self._run_small(batch)
+        if done.is_too_much:
+            return None
+        files = self._files.take(done.folder, batch.schema) if done.folder else []
+        with _discarding(self._files, files):
+            check(done)
+        if done.is_emptied:
+            return SmallWritten(self._replace(files, batch.schema, commit), done)
+        names = set(done.removed)
+        return SmallWritten(self._commit(files, [file for file in self._log.files if file.path in names], commit), done)
+
+    def _run_small(self, batch: SmallBatch) -> SmallDone:
+        has_rows = self.version is not None and not batch.is_replacing
+        files = told(self._log.files, batch.key, self.schema) if has_rows and batch.mode != "append" else []
+        task = SmallTask(
+            root=self._files.root,
+            mode=batch.mode,
+            key=batch.key,
+            columns=batch.columns,
+            schema=to_arrow_schema(batch.schema, timezone="UTC"),
+            changes=batch.changes,
+            belonging=batch.belonging,
+            source_epoch=batch.source_epoch,
+            applied=batch.applied,
+            files=tuple(files),
+            has_rows=has_rows,
+        )
+        done: list[SmallDone] = self._spark.sparkContext.parallelize([task], 1).mapPartitions(run_all).collect()
+        return done[0]
 
     def _touched(
         self, candidates: list[FileFacts], merge: Merge, kept: Kept
@@ -233,26 +328,18 @@ class EmbeddedTarget:
     def _commit(
         self, files: list[DataFile], removed: Sequence[FileFacts], commit: Commit, *, is_change: bool = True
     ) -> Written:
-        version = self._next
         actions: list[AddAction | RemoveAction] = [_added(file, is_change) for file in files]
         actions += [_removed(file, is_change) for file in removed]
         with _discarding(self._files, files):
             commit.check()
-            self._run(
-                lambda: self._log.table.create_write_transaction(
-                    actions, "append", self._log.table.schema(), commit_properties=_properties(commit)
-                )
-            )
-        return self._done(version, files, len(removed))
-
-    @property
-    def _next(self) -> int:
-        """The version that a commit makes: it is not retried on top of a later one."""
-        return self._log.table.version() + 1
-
-    def _done(self, version: int, files: list[DataFile], removed: int) -> Written:
-        self._files.sync_commit(version)
-        return Written(version, len(files), removed)
+        version = self._run(
+            commit,
+            lambda how: self._log.table.create_write_transaction(
+                actions, "append", self._log.table.schema(), commit_properties=how
+            ),
+            files,
+        )
+        return Written(version, len(files), len(removed))
 
     def _allow(self, fields: Sequence[t.StructField]) -> None:
         """Let the table have columns that not every reader of Delta knows, before it has any.
@@ -262,22 +349,21 @@ class EmbeddedTarget:
         if needs_ntz(fields) and not self._log.has_ntz:
             feature = TableFeatures.TimestampWithoutTimezone
             self._run(
-                lambda: self._log.table.alter.add_feature(
-                    feature, allow_protocol_versions_increase=True, commit_properties=_properties(None)
-                )
+                None,
+                lambda how: self._log.table.alter.add_feature(
+                    feature, allow_protocol_versions_increase=True, commit_properties=how
+                ),
             )
             self._log.table.update_incremental()
 
-    def _run(self, commit: Callable[[], object]) -> None:
-        """Commit. Raises TableConflict when another commit came first."""
-        try:
-            commit()
-        except CommitFailedError as error:
-            raise TableConflict(f"Another commit to {self._files.uri} came first ({error}).") from error
-        except DeltaError as error:
-            if "already exists" not in str(error):
-                raise
-            raise TableConflict(f"Another writer has just created {self._files.uri}.") from error
+    def _run(
+        self, commit: Commit | None, make: Callable[[CommitProperties], object], files: Sequence[DataFile] = ()
+    ) -> int:
+        """Commit these files, and return the version. Raises TableConflict when another commit came first."""
+        # A commit is not tried again on top of a later one: so its version is known.
+        version = 0 if self.version is None else self._log.table.version() + 1
+        commit_files(self._files, version, files, commit, make)
+        return version
 
     # --- keeping house
 
@@ -297,9 +383,15 @@ class EmbeddedTarget:
         return len(small)
 
 
+def _counting(plan: TablePlan) -> str | None:
+    """Return the column of a key that is one whole number."""
+    is_number = len(plan.key) == 1 and isinstance(plan.schema[plan.key[0]].dataType, t.IntegralType)
+    return plan.key[0] if is_number else None
+
+
 @contextmanager
 def _discarding(files: TableFiles, written: list[DataFile]) -> Iterator[None]:
-    """Delete files when their commit fails."""
+    """Delete files when something fails before their commit."""
     try:
         yield
     except BaseException:
@@ -307,15 +399,12 @@ def _discarding(files: TableFiles, written: list[DataFile]) -> Iterator[None]:
         raise
 
 
-def _properties(commit: Commit | None) -> CommitProperties:
-    """Return what goes into a commit. It is tried once: whoever loses the race has read a version that is old."""
-    applications = []
-    metadata = {}
-    if commit is not None:
-        metadata = {"userMetadata": commit.note}
-        if commit.app_id is not None:
-            applications = [Transaction(commit.app_id, commit.app_version, now_ms())]
-    return CommitProperties(custom_metadata=metadata, max_commit_retries=0, app_transactions=applications)
+def _can_compare(batch: SmallBatch) -> bool:
+    """Whether Python takes the same keys for equal as Spark does: not numbers with a point, of which one is none."""
+    kinds = [batch.schema[name].dataType for name in batch.key]
+    return not any(
+        isinstance(kind, t.FractionalType | t.ArrayType) and not isinstance(kind, t.DecimalType) for kind in kinds
+    )
 
 
 def _added(file: DataFile, is_change: bool = True) -> AddAction:

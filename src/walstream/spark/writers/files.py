@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,7 @@ TEXT_LENGTH_MAX: Final = 32
 COLUMNS_MAX: Final = 64
 """Columns that statistics are written of: the log is read whole, so it must not grow with the width of a table."""
 
+_OF_VERSION: Final = re.compile(r"\.?(\d{20})\.")
 _HIGHEST: Final = "\U0010ffff"
 _EPOCH: Final = datetime(1970, 1, 1)
 _INTEGERS: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
@@ -79,15 +81,26 @@ class TableFiles:
         """Return the path that Spark writes to or reads from."""
         return f"{self.uri}/{relative}"
 
-    def take(self, folder: str, schema: t.StructType) -> list[DataFile]:
-        """Return the files with rows that Spark has written to a folder; afterwards they lie where they stay."""
-        selector = pafs.FileSelector(f"{self.root}/{folder}", recursive=False)
-        written = [info for info in self._fs.get_file_info(selector) if info.base_name.endswith(".parquet")]
+    def take(self, folder: str, schema: t.StructType, names: Container[str] | None = None) -> list[DataFile]:
+        """Return the files with rows that Spark has written to a folder; afterwards they lie where they stay.
+
+        With `names`, no others: what a task that ran twice has left is removed.
+        """
+        selector = pafs.FileSelector(f"{self.root}/{folder}", recursive=False, allow_not_found=names == set())
+        written = [
+            info
+            for info in self._fs.get_file_info(selector)
+            if info.base_name.endswith(".parquet") and (names is None or info.base_name in names)
+        ]
         taken = [file for info in written if (file := self._take(folder, info, schema)) is not None]
         if self.is_local:
-            shutil.rmtree(f"{self.root}/{folder}", ignore_errors=True)
+            self.drop(folder)
             self._sync_folder(self.root)
         return taken
+
+    def drop(self, folder: str) -> None:
+        """Remove a folder, on a local disk, with what is left in it."""
+        shutil.rmtree(f"{self.root}/{folder}", ignore_errors=True)
 
     def _take(self, folder: str, info: Any, schema: t.StructType) -> DataFile | None:
         with self._fs.open_input_file(info.path) as file:
@@ -106,12 +119,35 @@ class TableFiles:
         for file in files:
             self._fs.delete_file(f"{self.root}/{file.path}")
 
+    def read_commit(self, version: int) -> str | None:
+        """Return what the table's log says of a version; None: nothing, it is not there."""
+        try:
+            with self._fs.open_input_stream(f"{self.root}/_delta_log/{version:020}.json") as file:
+                return str(file.read().decode())
+        except FileNotFoundError:
+            return None
+
     def sync_commit(self, version: int) -> None:
         """Make a commit durable, on a local disk."""
+        self.sync_log(f"{version:020}.json")
+
+    def sync_log(self, name: str) -> None:
+        """Make a file of the table's log durable, on a local disk."""
         if self.is_local:
             log = f"{self.root}/_delta_log"
-            _sync(f"{log}/{version:020}.json")
+            _sync(f"{log}/{name}")
             self._sync_folder(log)
+
+    def log_files(self) -> list[tuple[int, str]]:
+        """Return the files of the table's log that are of one version, with that version."""
+        infos = self._fs.get_file_info(pafs.FileSelector(f"{self.root}/_delta_log", recursive=False))
+        named = ((_OF_VERSION.match(info.base_name), info) for info in infos if info.type == pafs.FileType.File)
+        return [(int(found[1]), info.base_name) for found, info in named if found is not None]
+
+    def remove_log_files(self, names: Iterable[str]) -> None:
+        """Remove files of the table's log, in this order."""
+        for name in names:
+            self._fs.delete_file(f"{self.root}/_delta_log/{name}")
 
     def clean(self) -> None:
         """Remove the folders of batches that were never committed."""
@@ -182,6 +218,11 @@ def _moment(since: timedelta, form: str) -> str | None:
         return None
     # Python writes years before 1000 with fewer digits.
     return moment.strftime(form) if moment.year >= 1000 else None
+
+
+def checkpoint_name(version: int) -> str:
+    """Return the name of a checkpoint, of the kind that is one file, in a table's log."""
+    return f"{version:020}.checkpoint.parquet"
 
 
 def now_ms() -> int:

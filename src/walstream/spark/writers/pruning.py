@@ -11,8 +11,8 @@ Invariant: a file that holds one of the keys is always among the candidates.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -67,6 +67,41 @@ class Pruning:
         """Return the files that may hold one of the keys that were measured."""
         tests = [column.test(measured) for column in self._columns]
         return [file for file in self._files if all(test(file) for test in tests)]
+
+    def overlapping(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[FileFacts]:
+        """Return the files that may hold a row whose key, a whole number, lies in one of these ranges."""
+        found = []
+        for file in self._files:
+            bounds = _numbers(file.bounds.get(name))
+            if bounds is None or any(low <= bounds[1] and bounds[0] <= high for low, high in ranges):
+                found.append(file)
+        return found
+
+
+def told(files: Iterable[FileFacts], key: Sequence[str], schema: t.StructType) -> list[FileFacts]:
+    """Return files with nothing but what `near` asks: the bounds of a key's columns, where they mean what they say."""
+    names = [name for name in key if isinstance(schema[name].dataType, (t.StringType, *_NUMBERS))]
+    return [replace(file, bounds={name: file.bounds[name] for name in names if name in file.bounds}) for file in files]
+
+
+def near(files: Iterable[FileFacts], values: Mapping[str, Collection[Any]]) -> list[FileFacts]:
+    """Return the files that may hold one of some keys, of which the values of each column are known: times as numbers.
+
+    For few keys: it looks at each value, not at intervals.
+    """
+    ordered = {name: sorted(among) for name, among in values.items()}
+    return [file for file in files if all(_may_hold(file.bounds.get(name), among) for name, among in ordered.items())]
+
+
+def _may_hold(bounds: tuple[Any, Any] | None, among: Sequence[Any]) -> bool:
+    """Whether one of these values, which are in order, lies within bounds."""
+    if not among:
+        return False
+    if bounds is None or bounds[0] is None or bounds[1] is None:
+        return True
+    low, high = bounds if isinstance(bounds[0], str) else (_number(bounds[0]), _number(bounds[1], is_upper=True))
+    at = bisect_left(among, low)
+    return at < len(among) and bool(among[at] <= high)
 
 
 class _Numbers:

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import StructField, StructType
 
+    from walstream.spark.belonging import Belonging
+    from walstream.spark.changes import LogRead
+    from walstream.spark.columns import Mode
+    from walstream.spark.small.task import SmallChanges, SmallDone
+    from walstream.spark.writers import TablePlan
     from walstream.spark.writers.merging import Merge
+    from walstream.spark.writers.straight import Part
 
 Measured: TypeAlias = Callable[[], "Mapping[str, Any] | None"]
 """Tells, once rows are written, what was asked for in `measures`; None: some of them are not what they should be."""
@@ -43,6 +49,47 @@ class Written:
     version: int
     files_added: int = 0
     files_removed: int = 0
+
+
+class Staged(NamedTuple):
+    """Files that executors have written straight from the log; they belong to nobody yet."""
+
+    folder: str
+    parts: Sequence[Part]
+    is_new_only: bool
+    """Whether only rows that are new may be committed."""
+
+    @property
+    def rows_in(self) -> int:
+        """Changes that were read."""
+        return sum(part.rows_in for part in self.parts)
+
+    @property
+    def are_new(self) -> bool:
+        """Whether nothing but inserts was met, where only those are wanted."""
+        return all(part.is_new for part in self.parts)
+
+
+class SmallBatch(NamedTuple):
+    """A batch that one task does (small/), as far as the table does not matter."""
+
+    mode: Mode
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    schema: StructType
+    changes: SmallChanges
+    belonging: Belonging
+    source_epoch: int
+    applied: int | None
+    """Changes that committed before are in the table."""
+    is_replacing: bool
+
+
+class SmallWritten(NamedTuple):
+    """What became of it."""
+
+    written: Written
+    done: SmallDone
 
 
 class Target(Protocol):
@@ -82,8 +129,20 @@ class Target(Protocol):
     ) -> Written | None:
         """Commit rows that are new, as they come; None, and nothing is committed, if they are not or may not be."""
 
+    def stage(self, plan: TablePlan, log: LogRead, from_lsn: int, is_new_only: bool, /) -> Staged | None:
+        """Write the changes from an LSN on as rows of the table, straight from the log; None: that cannot be done."""
+
+    def take(self, staged: Staged, plan: TablePlan, commit: Commit, /) -> Written | None:
+        """Commit what was staged; None, and nothing is committed, if a row that should be new is not."""
+
+    def drop(self, staged: Staged, /) -> None:
+        """Remove what was staged."""
+
     def merge(self, merge: Merge, measured: Row, commit: Commit, /) -> Written:
         """Commit a merge."""
+
+    def small(self, batch: SmallBatch, check: Callable[[SmallDone], None], commit: Commit, /) -> SmallWritten | None:
+        """Commit a small batch that one task does; None, and nothing is committed, when it takes more than that."""
 
 
 class Store(Protocol):

@@ -1,0 +1,268 @@
+"""A reader at a position: partitions read, merged, and handed out as frames.
+
+Owns one merge and where it goes on in each of its partitions. `Reader` is what all readers have in common: partitions
+that join and leave while it reads, and frames out of the merge. `Cursor` reads from disk, through the chunk cache, as
+far as it is asked and no further; `tail.Tail` follows the end.
+
+The order of steps keeps the merge right: partitions that have joined are in the merge before its limit is raised past
+what they may hold (`topics`), and a promise counts for a partition only when everything before it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from walstream.errors import (
+    LogLost,
+    LsnNotAvailable,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    UnknownTopic,
+    WalstreamError,
+)
+from walstream.feed.reading.chunks import Chunks, Loaded, Place, fetch_bytes
+from walstream.feed.reading.entries import Lane
+from walstream.feed.reading.frames import Frame
+from walstream.feed.reading.log_client import LogClient
+from walstream.feed.reading.log_errors import passes
+from walstream.feed.reading.merge import Merge, Strand, frame_of
+from walstream.feed.reading.metrics import ReadingMetrics
+from walstream.feed.reading.region_topic import REGIONS
+from walstream.feed.reading.resolved import Promises
+from walstream.feed.reading.seeking import Removed, Seeking
+from walstream.feed.reading.topics import Topics
+from walstream.positions import GlobalLsn, TopicPartition
+
+PAUSE_S_MIN: Final = 0.002
+PAUSE_S_MAX: Final = 0.05
+RETRY_S_MAX: Final = 1.0
+LOST_S: Final = 20.0
+"""A partition that ends before what was read of it has lost records, if it does for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What all readers of a feed share."""
+
+    client: LogClient
+    topics: Topics
+    promises: Promises
+    chunks: Chunks
+    seeking: Seeking
+    metrics: ReadingMetrics
+    cluster: bytes
+    head: Callable[[], int]
+
+
+class Pause:
+    """Waits a little longer each time nothing has changed."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._next_s = PAUSE_S_MIN
+
+    def reset(self) -> None:
+        """Something has changed."""
+        self._next_s = PAUSE_S_MIN
+
+    def take(self) -> float:
+        """Return how long to wait now."""
+        now_s, self._next_s = self._next_s, min(self._next_s * 2, self._longest_s)
+        return now_s
+
+
+class Reader:
+    """A merge over the partitions that a subscriber, or the window, reads."""
+
+    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = ()) -> None:
+        self._view = view
+        self._patterns = patterns
+        self._version = -1
+        self._retry = Pause(RETRY_S_MAX)
+        self._beyond_since_s: dict[TopicPartition, float] = {}
+        self.trouble = ""
+        """What is waited for: why nothing is read at the moment; empty: all is well."""
+        self.merge = Merge(start, is_settled=view.promises.are_given)
+        self.merge.limit = 0
+        self.places: dict[TopicPartition, Place] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        """Where each partition ended when it was last looked at."""
+
+    @property
+    def position(self) -> int:
+        """Everything below has been handed out."""
+        return self.merge.position
+
+    def entries_behind(self) -> int:
+        """Return about how many entries are still to be handed out."""
+        unread = (max(end - self.places[one].offset, 0) for one, end in self.ends.items() if one in self.places)
+        return sum(unread) + self.merge.buffered
+
+    async def step(self) -> Frame | None:
+        """Hand out what is settled; without that, do one thing that may help, and return None.
+
+        Raises LsnNotAvailable when something was removed before it was read, and CorruptBatch, LogUnfit and LogLost;
+        what passes is waited for.
+        """
+        try:
+            if not await self.join():
+                return None
+            runs = self.merge.take()
+            if runs:
+                resolved = self.merge.position - 1 if self.merge.is_settled else 0
+                return frame_of(runs, self._view.cluster, resolved)
+            await self._feed()
+            self._retry.reset()
+            self.trouble = ""
+        except Removed as error:
+            raise await self._not_available(error.oldest) from None
+        except WalstreamError as error:
+            if not passes(error):
+                raise
+            self.trouble = error.message
+            await asyncio.sleep(self._retry.take())
+            await self._view.client.refresh_quietly()
+            if isinstance(error, UnknownTopic):
+                await self._view.topics.refresh_quietly()
+        return None
+
+    async def join(self) -> bool:
+        """Take in partitions that have joined the feed, let go of those that left; tell whether that is all settled."""
+        topics = self._view.topics
+        if self._version != topics.version:
+            version, chosen = topics.version, topics.chosen(self._patterns)
+            for one in [one for one, place in self.places.items() if chosen.get(one) is not place.lane]:
+                self.leave(one)
+            new = {one: lane for one, lane in chosen.items() if one not in self.places}
+            for one in new:
+                self.merge.add(one)
+            self.places |= await self._find(new)
+            self._version = version
+        if self._version == topics.version:
+            self.merge.limit = topics.bound
+            return True
+        return False
+
+    def leave(self, partition: TopicPartition) -> None:
+        """Let go of a partition."""
+        self.merge.remove(partition)
+        self.places.pop(partition, None)
+        self.ends.pop(partition, None)
+
+    async def close(self) -> None:
+        """Read no more."""
+
+    async def _find(self, lanes: dict[TopicPartition, Lane]) -> dict[TopicPartition, Place]:
+        return await self._view.seeking.seek(lanes, self.merge.position) if lanes else {}
+
+    async def _feed(self) -> None:
+        raise NotImplementedError
+
+    def _take_in(self, partition: TopicPartition, place: Place, loaded: Loaded) -> bool:
+        """Add what was read at a place to the merge; return whether that was anything. Raises what went wrong."""
+        if self.places.get(partition) != place:
+            return False
+        if loaded.error is not None:
+            raise self._told(partition, place, loaded)
+        chunk = loaded.chunk
+        self._beyond_since_s.pop(partition, None)
+        if loaded.high_watermark >= 0:
+            self.ends[partition] = loaded.high_watermark
+            self._view.topics.note_end(partition, loaded.high_watermark)
+        if chunk is None or chunk.next_offset == place.offset:
+            return False
+        self.merge.push(partition, chunk)
+        if chunk.lsns:
+            self._view.seeking.note(place.lane, chunk.next_offset - 1, chunk.lsns[-1])
+        self.places[partition] = Place(place.lane, chunk.next_offset, chunk.stamp_ms)
+        return True
+
+    def _told(self, partition: TopicPartition, place: Place, loaded: Loaded) -> Exception:
+        """Return what an error means to the reader."""
+        assert loaded.error is not None
+        if not isinstance(loaded.error, OffsetOutOfRange):
+            return loaded.error
+        if place.offset < loaded.log_start:
+            return Removed(0)
+        # A new leader may not know yet how far it may let others read.
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._beyond_since_s.setdefault(partition, now_s) + LOST_S:
+            return OffsetNotAvailable(f"{partition} ends at {loaded.high_watermark} for now, before {place.offset}.")
+        return LogLost(
+            f"{partition} ends at offset {loaded.high_watermark}, and has been read up to {place.offset}.",
+            "Records that were streamed are not in the log any more: was it restored, or a leader elected that did not "
+            "have them?",
+        )
+
+    async def _not_available(self, oldest: int) -> LsnNotAvailable:
+        if not oldest:
+            oldest = await self._view.seeking.oldest({one: place.lane for one, place in self.places.items()})
+        start, head = GlobalLsn(self.merge.position), GlobalLsn(self._view.head())
+        return LsnNotAvailable.of(start, GlobalLsn(oldest), head)
+
+    def _raise_bounds(self, strands: Iterable[Strand]) -> None:
+        """Apply what is promised about partitions that are read up to where the promise begins."""
+        for strand in strands:
+            partition = strand.name
+            assert isinstance(partition, TopicPartition)
+            promise, place = self._view.promises.of(partition), self.places.get(partition)
+            if promise is not None and place is not None and promise.offset <= place.offset:
+                self.merge.raise_bound(partition, promise.bound)
+
+
+class Cursor(Reader):
+    """Reads from disk. Has no need of the end: it asks for promises only to get past it."""
+
+    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = ()) -> None:
+        super().__init__(view, start, patterns)
+        self._pause = Pause(PAUSE_S_MAX)
+        self._is_open = True
+        view.chunks.readers += 1
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._view.chunks.readers -= self._is_open
+        self._is_open = False
+
+    async def _feed(self) -> None:
+        before = self.merge.position, self.merge.limit
+        blocked = self.merge.blocked()
+        self._raise_bounds(blocked)
+        blocked = self.merge.blocked()
+        places = [self.places[one] for one in map(_partition, blocked) if self._has_more(one)]
+        if places:
+            await self._load(places)
+        else:
+            await self._view.promises.ask([*map(_partition, blocked), REGIONS])
+            await self._view.topics.settle()
+            if await self.join():
+                self._raise_bounds(blocked)
+                self.merge.take(0)
+        if (self.merge.position, self.merge.limit) == before and not self.merge.buffered:
+            await asyncio.sleep(self._pause.take())
+        else:
+            self._pause.reset()
+
+    def _has_more(self, partition: TopicPartition) -> bool:
+        promise, offset = self._view.promises.of(partition), self.places[partition].offset
+        if promise is not None and promise.offset > offset:
+            return True
+        return offset < self.ends.get(partition, 1 << 63) if promise is None else False
+
+    async def _load(self, places: list[Place]) -> None:
+        bytes_each = fetch_bytes(len(self.places), self._view.chunks.readers)
+        found = await self._view.chunks.load(places, bytes_each)
+        following = []
+        for place in places:
+            partition = TopicPartition(place.lane.topic, place.lane.partition)
+            if self._take_in(partition, place, found[partition]) and self._has_more(partition):
+                following.append(self.places[partition])
+        self._view.chunks.load_ahead(following, bytes_each)
+
+
+def _partition(strand: Strand) -> TopicPartition:
+    assert isinstance(strand.name, TopicPartition)
+    return strand.name

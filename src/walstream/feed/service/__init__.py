@@ -1,0 +1,1 @@
+"""The WalStream service: streams with bounded queues, acknowledgements, what is kept for whom, the process."""

@@ -1,0 +1,1 @@
+"""Committed transactions, whole and in commit order, read by the commit points of a capture."""

@@ -1,0 +1,66 @@
+"""Opening a partition: recovery with what this node knows, and what stands in for files that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from walstream.errors import CorruptLog, StorageError
+from walstream.log.checkpoint import PartitionCheckpoint
+from walstream.log.disk import Disk
+from walstream.log.epochs import EpochMap
+from walstream.log.index import Index
+from walstream.log.journal import Redo
+from walstream.log.producers import ProducerStates
+from walstream.log.recovery import EPOCH_MAX, Recovered, recover
+from walstream.log.segment import OpenFiles, Segment
+from walstream.log.settings import TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """What the openings of a node's partitions have in common. Blocks."""
+
+    disk: Disk
+    open_files: OpenFiles
+    producers_max: int
+    now_ms: Callable[[], int]
+    replicated: bool
+    epoch: int
+    """The node's own: nothing that it wrote alone has a newer one."""
+
+    def open(
+        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
+    ) -> Recovered:
+        """Recover a partition; one whose files cannot be used is opened without them, offline."""
+        try:
+            return self.recover(folder, saved, settings, clean=clean, redo=redo)
+        except (CorruptLog, OSError) as error:
+            failure = error if isinstance(error, CorruptLog) else StorageError(f"{folder}: {error.strerror}.")
+            return Recovered.failed(self.disk, folder, saved, self.open_files, failure)
+
+    def fresh(self, folder: Path) -> Recovered:
+        """Begin a new partition: what lies in its folder is a deleted topic's of the same name, and on its way out."""
+        segment = Segment(self.disk, folder, 0, self.open_files)
+        segment.index = Index()
+        return Recovered([segment], 0, 0, EpochMap(), ProducerStates(self.producers_max))
+
+    def recover(
+        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
+    ) -> Recovered:
+        """Recover a partition; raises CorruptLog or OSError."""
+        leader_epoch = saved.leader_epoch if saved is not None else -1
+        return recover(
+            self.disk,
+            folder,
+            saved,
+            clean=clean,
+            redo=redo,
+            open_files=self.open_files,
+            segment_bytes=settings.segment_bytes,
+            producers_max=self.producers_max,
+            now_ms=self.now_ms(),
+            epoch_max=EPOCH_MAX if saved is None and self.replicated else max(self.epoch, leader_epoch),
+            is_compacted=settings.compacted,
+        )

@@ -1,0 +1,135 @@
+"""What a leader sends: batches from a follower's position on, up to the end of the log, durable here or not.
+
+Below the durable end they come from the segments, checked like those for consumers. Above it they come from the
+buffers that wait for group commit, so that the leader's fsync and its followers' overlap; these were checked when they
+were appended and nothing has touched them since.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from walstream.errors import CorruptLog
+from walstream.log.batch import Buffer, walk
+from walstream.log.disk import File
+from walstream.log.epochs import EpochMap
+from walstream.log.group_commit import Write
+from walstream.log.segment import Segment
+
+SENT_AS_FILE_BYTES_MIN = 64 * 1024
+"""Less than this is read and sent like anything else."""
+
+
+class Chunk(NamedTuple):
+    """Whole batches in a row, of which the first ends after the offset that was asked for."""
+
+    buffers: tuple[Buffer, ...]
+    size: int
+    """In bytes, over all buffers."""
+    next_offset: int
+    """The offset after the last batch; the offset that was asked for, if there is none."""
+
+
+class SealedRange(NamedTuple):
+    """Batches in a file that no longer changes, to be sent without being read here: the receiver checks them."""
+
+    file: File
+    position: int
+    length: int
+    next_offset: int
+
+
+def chunk_of(data: memoryview, offset: int, epochs: EpochMap, log_start: int) -> Chunk:
+    """Make a chunk of batches that were read from a segment.
+
+    Raises CorruptLog for one that says another leader epoch than the map: no checksum covers it, and a follower that
+    is sent it can only refuse it, again and again.
+    """
+    next_offset = offset
+    for _, header in walk(data):
+        base_offset, next_offset = header.base_offset, header.next_offset
+        if base_offset >= log_start and header.leader_epoch != epochs.epoch_at(base_offset):
+            error = CorruptLog(
+                f"The batch at offset {base_offset} says that it was written in leader epoch {header.leader_epoch}; "
+                f"it was in epoch {epochs.epoch_at(base_offset)}."
+            )
+            error.offsets = (base_offset, next_offset)
+            raise error
+    return Chunk((data,) if len(data) else (), len(data), next_offset)
+
+
+def sealed_range(segments: Sequence[Segment], offset: int, bytes_max: int) -> SealedRange | None:
+    """Return where the batches from `offset` on lie in a sealed, durable segment, about `bytes_max` long. Blocks."""
+    number = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+    if number < 0 or number + 1 >= len(segments):
+        return None
+    segment = segments[number]
+    if not segment.sealed or segment.durable_size < segment.size or segment.size == 0:
+        return None
+    near, _ = segment.index.row_for_offset(offset)
+    position = next((at for at, header in segment.headers(near) if header.base_offset >= offset), None)
+    if position is None:
+        return None
+    end, next_offset = segment.size, segments[number + 1].base_offset
+    if end - position > bytes_max:
+        end, next_offset = segment.index.boundary_before(position + bytes_max)
+    if end - position < SENT_AS_FILE_BYTES_MIN:
+        return None
+    return SealedRange(segment.file, position, end - position, next_offset)
+
+
+class InFlight:
+    """The writes of one partition that group commit has not reported back yet, oldest first."""
+
+    __slots__ = ("_writes", "add")
+
+    def __init__(self) -> None:
+        self._writes: deque[Write] = deque()
+        self.add: Callable[[Write], None] = self._writes.append
+        """Note a write that was queued. Called for every append, so it is the deque's own."""
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def remove(self, writes: list[Write]) -> None:
+        """Let go of the oldest writes: they are durable."""
+        mine = self._writes
+        assert mine[0] is writes[0], "group commit reports in order"
+        for _ in writes:
+            last = mine.popleft()
+        assert last is writes[-1], "group commit reports in order"
+
+    def clear(self) -> None:
+        """Let go of everything: it failed, or was cut off."""
+        self._writes.clear()
+
+    def chunk(self, offset: int, bytes_max: int) -> Chunk | None:
+        """Return the batches from `offset` on, at least one; None if they are not here any more."""
+        if not self._writes or self._writes[0].base_offset > offset:
+            return None
+        return _gather(self._after(offset), offset, bytes_max)
+
+    def _after(self, offset: int) -> list[Write]:
+        """Return the writes that end after `offset`. A follower that keeps up lacks only the newest of them."""
+        found = []
+        for write in reversed(self._writes):
+            if write.end_offset <= offset:
+                break
+            found.append(write)
+        found.reverse()
+        return found
+
+
+def _gather(writes: Iterable[Write], offset: int, bytes_max: int) -> Chunk:
+    buffers: list[Buffer] = []
+    size, next_offset = 0, offset
+    for write in writes:
+        if buffers and size + len(write.buffer) > bytes_max:
+            break
+        buffers.append(write.buffer)
+        size += len(write.buffer)
+        next_offset = write.end_offset
+    return Chunk(tuple(buffers), size, next_offset)

@@ -1,0 +1,123 @@
+"""What the nodes of a static cluster tell each other beside data: topics, and who is in sync.
+
+The controller sends its catalogue to every node, after the handshake and at each change; they make it durable before
+they acknowledge it, and have the topics that it says. Every leader tells epoch and in-sync replicas of what it leads,
+so that each node can answer clients who ask. Both travel as CATALOGUE.
+
+Who may change what: only the configured controller's topics are taken, never an older version than the own, and a node
+that belongs to no cluster joins the controller's with the first catalogue it gets. A node that has once acknowledged a
+catalogue is noted by the controller, because only such a node can be given partitions to lead: one that then finds
+partitions older than its own folder knows that its disk was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from walstream import logs
+from walstream.cluster.static import Told, decode_told, encode_told
+from walstream.errors import LinkRefused, WalstreamError
+from walstream.log.checkpoint import key_text
+from walstream.replication.messages import Catalogue, CatalogueAck
+
+if TYPE_CHECKING:
+    from walstream.cluster.metadata import NodeId, PartitionKey, PartitionState
+    from walstream.config import ReplicationConfig
+    from walstream.log.store import LogStore
+    from walstream.node.peer_links import PeerLink
+
+log = logs.get(__name__)
+
+
+class Telling:
+    """What this node tells, and what it was told."""
+
+    def __init__(self, config: ReplicationConfig, store: LogStore, joined: Callable[[], None]) -> None:
+        """`joined` is called when this node has become part of a cluster, or another node has."""
+        self._config = config
+        self._store = store
+        self._catalogue = store.catalogue
+        self._joined = joined
+        self._in_sync: dict[str, tuple[int, list[int]]] = {}
+        self._leading: dict[str, tuple[int, list[int]]] = {}
+        self._told: dict[PeerLink, tuple[int, dict[str, tuple[int, list[int]]]]] = {}
+        """Per link, the version and the records that were sent."""
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node changes topics."""
+        return self._config.controller == self._catalogue.node_id
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def leads(self, states: Iterable[tuple[PartitionKey, PartitionState]]) -> None:
+        """Note what this node leads now, all of it."""
+        self._leading = {
+            key_text(key): (state.epoch, sorted(state.isr_nodes))
+            for key, state in states
+            if state.leader == self._catalogue.node_id
+        }
+
+    def tell(self, links: Iterable[PeerLink]) -> None:
+        """Tell the followers what is news to them."""
+        for link in links:
+            version, records = self._told.get(link, (-1, {}))
+            topics = None
+            if self.is_controller and version != self._catalogue.version:
+                version, topics = self._catalogue.version, list(self._catalogue.topics.values())
+            news = {name: record for name, record in self._leading.items() if records.get(name) != record}
+            if topics is not None or news:
+                link.send(Catalogue(self._catalogue.version, encode_told(Told(topics, news))))
+                self._told[link] = (version, self._leading)
+
+    def forget(self, link: PeerLink) -> None:
+        """A link is down."""
+        self._told.pop(link, None)
+
+    def acknowledged(self, peer: NodeId) -> None:
+        """A node has the catalogue."""
+        if self.is_controller and peer not in self._catalogue.joined:
+            self._catalogue.note_joined(peer)
+            log.info("a node has joined", peer=peer)
+            self._joined()
+
+    # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def heard(self, link: PeerLink, message: Catalogue) -> None:
+        """Take what a leader says, and acknowledge it; a wrong one is refused."""
+        assert link.peer is not None
+        try:
+            told = decode_told(message.body)
+            if told.topics is not None:
+                self._take_over(link.peer.node_id, link.peer.cluster_id, message.version, told)
+        except WalstreamError as error:
+            log.error("a catalogue was refused", peer=link.peer.node_id, error=str(error))
+            link.fail(error)
+            return
+        self._in_sync |= told.leading
+        link.send(CatalogueAck(message.version))
+
+    def _take_over(self, peer: NodeId, cluster_id: str, version: int, told: Told) -> None:
+        catalogue = self._catalogue
+        assert told.topics is not None
+        if peer != self._config.controller:
+            raise LinkRefused(
+                f"Node {peer} sends topics, and node {self._config.controller} is the controller here.",
+                "Give all nodes the same replication.controller_id.",
+            )
+        if version < catalogue.version:
+            raise LinkRefused(
+                f"The controller's catalogue has version {version}; this node has had {catalogue.version} from it.",
+                "The controller has lost what it knew: give it back its data folder.",
+            )
+        if not catalogue.cluster_id:
+            catalogue.join(cluster_id, version)
+            log.info("joined the cluster", cluster_id=cluster_id, controller=peer, topics=len(told.topics))
+            self._joined()
+        if version > catalogue.version:
+            self._store.take_over(version, told.topics)
+
+    def in_sync(self, key: PartitionKey) -> tuple[int, list[int]] | None:
+        """Return epoch and in-sync replicas as the partition's leader last told them."""
+        return self._in_sync.get(key_text(key))

@@ -1,0 +1,87 @@
+"""The checkers' own account of a run: of each copy of a partition, and of what was promised about it.
+
+Plain data, and what happens to it when somebody was elected who promises nothing. Kept by `checkers`, which look at the
+replicas from outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from walstream.cluster.metadata import NodeId, PartitionState
+from walstream.log.partition_log import PartitionLog
+from walstream.sim.mirror import Mirror, first_difference
+
+NO_LIFE = -2
+"""Of a copy that was not opened since its disk was new. A record may name -1: whichever life."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """The account of one copy, over all lives of its node."""
+
+    mirror: Mirror = field(default_factory=Mirror)
+    durable_end: int = 0
+    """What it last called durable."""
+    high_watermark: int = 0
+    checked_end: int = 0
+    """Below this offset the mirror was compared with what is committed."""
+    life: int = NO_LIFE
+    truncations: int = 0
+    is_offline: bool = False
+    is_held: bool = False
+    """It is being cut."""
+    leading_epoch: int | None = None
+    is_unproven: bool = False
+    """Its medium was harmed: it may hold less than it promised, until it has been brought in line again."""
+    is_rotten: bool = False
+    """Bits were flipped: what is read back may be other than what it holds, until that is noticed."""
+
+
+@dataclass(slots=True)
+class History:
+    """The account of one partition."""
+
+    name: str
+    committed: Mirror = field(default_factory=Mirror)
+    copies: dict[NodeId, Copy] = field(default_factory=dict)
+    leaders: dict[int, tuple[NodeId, int]] = field(default_factory=dict)
+    """Epoch → which life of which node led in it."""
+    record: PartitionState | None = None
+    """The newest the metadata service has agreed on; None where there is no such service."""
+    min_isr: int = 1
+    trimmed_to: int = 0
+    """Everything below was deleted on request; nothing above may be missing."""
+    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Producer id → the sequence its next batch must have (every batch is committed once, in order), and where its last
+    one ends: who copied the log when that was deleted knows nothing of it."""
+    unclean_epoch: int = -1
+    """The newest epoch that was begun without a promise: what leaders of older ones still say counts for nothing."""
+    given_up_epoch: int = -1
+    """The newest of those whose leader has begun: what it did not hold is committed no more."""
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether losing records was ever allowed."""
+        return self.unclean_epoch >= 0
+
+    def give_up(self, copy: Copy, start: int) -> None:
+        """Losing records was allowed, and somebody leads since: what it holds is what is committed from here on."""
+        self.given_up_epoch = self.unclean_epoch
+        committed = self.committed
+        missing = first_difference(committed.between(start, committed.end), copy.mirror)
+        if missing is None:
+            return
+        committed.cut(missing[0].base)
+        self.sequences = {
+            item.producer: (item.sequence + item.next - item.base, item.next)
+            for item in committed.items
+            if item.producer >= 0
+        }
+        for other in self.copies.values():
+            other.high_watermark = min(other.high_watermark, committed.end)
+            other.checked_end = min(other.checked_end, committed.end)
+
+    def is_outdated(self, log: PartitionLog) -> bool:
+        """Tell whether what a log calls visible was promised before losing it was allowed."""
+        return log.high_watermark_epoch < self.unclean_epoch

@@ -1,0 +1,95 @@
+"""The topics of a capture against a real node: made as they must be, and mended or refused where they are not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+
+from integration.clients import configure_topic, create_topic, read_messages
+from integration.support import MakeNode
+from walstream.capture.kafka import LogAddress
+from walstream.capture.topics import Topics
+from walstream.errors import LogUnfit
+from walstream.node.credentials import make_credential
+from walstream.node.process import NodeProcess
+
+from .test_sink import Writer, read
+
+_prefixes = (f"topics{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def prefix() -> str:
+    return next(_prefixes)
+
+
+def kinds_of_time(node: NodeProcess, topic: str) -> list[int]:
+    return [message.timestamp()[0] for message in read_messages(node.address, topic)]
+
+
+def test_commit_points_have_append_time(node: NodeProcess, prefix: str) -> None:
+    writer = Writer(node, prefix)
+    writer.group(1, 200)
+    writer.sink.drain()
+    writer.close()
+    assert set(kinds_of_time(node, f"{prefix}.commits")) == {TIMESTAMP_LOG_APPEND_TIME}
+
+
+def test_commit_points_that_have_none_get_it_and_are_read_as_before(
+    node: NodeProcess, prefix: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commits, phrase = f"{prefix}.commits", "commit points have append time from now on"
+    first = Writer(node, prefix)
+    configure_topic(node.address, commits, message_timestamp_type="CreateTime")  # As an earlier version made it.
+    first.group(2, 200)
+    first.sink.drain()
+    first.close()
+    assert phrase not in capfd.readouterr().out
+    second = Writer(node, prefix)
+    second.group(3, 300)
+    second.sink.drain()
+    second.close()
+    assert capfd.readouterr().out.count(phrase) == 1
+    kinds = kinds_of_time(node, commits)
+    assert set(kinds) == {TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME}
+    assert kinds[-1] == TIMESTAMP_LOG_APPEND_TIME
+    points, rows = read(node, prefix)
+    assert len(rows) == 5
+    assert points[-1].end_lsn == 301
+
+
+def test_a_capture_that_may_not_change_topics_goes_on(make_node: MakeNode, capfd: pytest.CaptureFixture[str]) -> None:
+    password = "secret"
+    users = {name: make_credential(password, "SCRAM-SHA-256", 4096) for name in ("owner", "capture")}
+    rules = [
+        {"principal": "owner", "kind": "topic", "name": "*", "operations": ["read", "write", "admin"]},
+        {"principal": "capture", "kind": "topic", "name": "*", "operations": ["read", "write"]},
+    ]
+    node = make_node(security__users=json.dumps(users), security__acls=json.dumps(rules))
+
+    def address(user: str) -> LogAddress:
+        security = {
+            "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": user, "sasl.password": password,
+        }  # fmt: skip
+        return LogAddress(node.address, security)
+
+    owner = Topics(address("owner"), "p")
+    owner._create("p.commits", 1, {"cleanup.policy": "delete", "retention.bytes": "-1"})
+    for topic in ("p.schema", "p.status"):
+        owner._create(topic, 1, {"cleanup.policy": "compact"})
+    Topics(address("capture"), "p").prepare()
+    said = capfd.readouterr().out
+    assert "commit points have no append time" in said
+    assert "walstream topic alter p.commits --set message.timestamp.type=LogAppendTime" in said
+    owner.prepare()
+    assert "commit points have append time from now on" in capfd.readouterr().out
+
+
+def test_commit_points_that_would_be_lost_are_refused(node: NodeProcess, prefix: str) -> None:
+    create_topic(node.address, f"{prefix}.commits", cleanup_policy="compact")
+    with pytest.raises(LogUnfit, match="compacted"):
+        Topics(LogAddress(node.address), prefix).prepare()

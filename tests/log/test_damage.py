@@ -1,0 +1,369 @@
+"""Rot, lost files and failed syncs: what is damaged hides nothing else, and what the journal holds is not let go of."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from log.rig import FaultyDisk, Rig, batch, values
+from walstream.errors import CorruptLog, SyncFailed, WalstreamError
+from walstream.log.batch import HEADER_BYTES
+from walstream.log.records import iter_records
+
+COUNT = 10
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def fill(rig, partition, count=COUNT, size=100, **fields):
+    for number in range(count):
+        rig.append(partition, f"{number:0{size}d}", **fields)
+    rig.driver.flush()
+
+
+def batch_bytes(partition):
+    return partition.segments[0].path.stat().st_size // COUNT
+
+
+def flip(path, position, mask):
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(data)
+
+
+def readable(partition):
+    """Return every record that can be read, asking for each offset by itself; fails where another one is served."""
+    found = []
+    for offset in range(partition.log_start, partition.high_watermark):
+        try:
+            data = partition.read_blocking(offset, 1)
+        except CorruptLog:
+            continue
+        (record,) = iter_records(data)
+        assert record.offset == offset
+        found.append(int(record.value))
+    return found
+
+
+HEADER_FLIPS = [(position, mask) for position in range(HEADER_BYTES) for mask in (0x01, 0x08, 0x40, 0x80)]
+QUICK = {"journal_prepared_bytes": 16_384}
+
+
+@pytest.mark.parametrize("victim", [0, 4, COUNT - 2])
+def test_a_flipped_bit_in_a_header_hides_only_its_batch_from_recovery(tmp_path, victim):
+    for position, mask in HEADER_FLIPS[victim % 4 :: 3]:
+        rig = Rig(tmp_path / f"{position}-{mask}", **QUICK)
+        partition = rig.topic()
+        fill(rig, partition)
+        rig.settle()
+        if (position, mask, victim) == (15, 0x01, 0):
+            continue  # The first batch of a new log has epoch 0 then, and nothing is known that contradicts it.
+        flip(partition.segments[0].path, victim * batch_bytes(partition) + position, mask)
+        reopened = rig.again(**QUICK).store.partition("t", 0)
+        others = [number for number in range(COUNT) if number != victim]
+        assert reopened.log_end == COUNT, (position, mask)
+        assert readable(reopened) == others, (position, mask)
+        assert reopened.damaged == [(victim, victim + 1)], (position, mask)
+
+
+@pytest.mark.parametrize("victim", [0, 4, COUNT - 1])
+def test_a_flipped_bit_in_a_header_hides_only_its_batch_from_readers(rig, victim):
+    partition = rig.topic()
+    fill(rig, partition)
+    path = partition.segments[0].path
+    for position, mask in HEADER_FLIPS:
+        partition.damaged.clear()
+        flip(path, victim * batch_bytes(partition) + position, mask)
+        served = readable(partition)
+        others = [number for number in range(COUNT) if number != victim]
+        # The leader epoch (12 to 16) is the one field that a reader has no use for.
+        assert served in ([others, list(range(COUNT))] if 12 <= position < 16 else [others]), (position, mask)
+        flip(path, victim * batch_bytes(partition) + position, mask)
+
+
+@pytest.mark.parametrize("position", [0, 3, 7, 12, 13, 15])
+def test_the_last_batch_is_not_cut_because_it_says_that_it_belongs_elsewhere(rig, position):
+    """A torn write does not match its CRC: this one was whole, so somebody may have been told of it."""
+    partition = rig.topic()
+    fill(rig, partition)
+    rig.settle()
+    path = partition.segments[0].path
+    flip(path, (COUNT - 1) * batch_bytes(partition) + position, 0x40)
+    data = path.read_bytes()
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.damaged == [(COUNT - 1, COUNT)]
+    assert reopened.log_end == COUNT
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("position", [0, 2, 5, 7])
+def test_in_a_compacted_log_a_batch_that_lies_about_its_offset_is_found_out(tmp_path, position):
+    rig = Rig(tmp_path)
+    partition = rig.topic(cleanup_policy="compact")
+    for number in range(COUNT):
+        rig.write(partition, f"{number:0100d}", keys=[f"{number}"])
+    rig.settle()
+    flip(partition.segments[0].path, 4 * batch_bytes(partition) + position, 0x10)
+    assert readable(partition) == [number for number in range(COUNT) if number != 4]
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.log_end == COUNT
+    assert readable(reopened) == [number for number in range(COUNT) if number != 4]
+    assert reopened.damaged == [(4, 5)]
+
+
+def test_a_batch_inside_a_record_is_not_taken_for_one(rig):
+    """Somebody keeps batches as values. When the batch around one is damaged, the inner one is not the next."""
+    partition = rig.topic()
+    fill(rig, partition, 3)
+    inner = batch("nobody's")
+    inner[7] = 4  # As if it stood at offset 4.
+    rig.write(partition, "x" * 50 + bytes(inner).decode("latin-1") + "y" * 50)
+    rig.write(partition, "after")
+    rig.settle()
+    path = partition.segments[0].path
+    at = path.read_bytes().index(b"x" * 50)
+    flip(path, at, 0x01)
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.damaged == [(3, 4)]
+    assert values(reopened, 4) == ["after"]
+
+
+def test_rot_below_the_logs_start_hides_nothing_above_it(tmp_path):
+    for position, mask in HEADER_FLIPS[::7]:
+        rig = Rig(tmp_path / f"{position}-{mask}", **QUICK)
+        partition = rig.topic()
+        fill(rig, partition)
+        rig.settle()
+        rig.store.delete_records(partition, 5, lambda error: None)
+        flip(partition.segments[0].path, 3 * batch_bytes(partition) + position, mask)
+        assert readable(partition) == list(range(5, COUNT))
+        reopened = rig.again().store.partition("t", 0)
+        assert (reopened.log_start, reopened.log_end) == (5, COUNT)
+        assert readable(reopened) == list(range(5, COUNT)), (position, mask)
+        assert reopened.damaged == []
+
+
+def test_compaction_does_not_drop_what_follows_damage(rig):
+    partition = rig.topic(cleanup_policy="compact", segment_bytes="2048")
+    for number in range(60):
+        rig.write(partition, f"{number:0100d}", keys=[f"{number % 50}"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    path = partition.segments[0].path
+    size = len(bytes(partition.read_blocking(0, 1)))
+    flip(path, 2 * size + 8, 0x80)  # The length of an early batch: no batch can begin there any more.
+    before = [path.read_bytes() for path in sorted(partition.folder.glob("*.log"))]
+    rig.store.compact()
+    assert [path.read_bytes() for path in sorted(partition.folder.glob("*.log"))] == before
+
+
+def test_records_are_found_by_time_beyond_damage(rig):
+    partition = rig.topic()
+    start = rig.now_ms
+    for number in range(COUNT):
+        rig.now_ms = start + number * 10
+        rig.write(partition, f"{number:0100d}")
+    rig = rig.again(clean=True)
+    path = partition.segments[0].path
+    flip(path, 2 * batch_bytes(partition) + 9, 0x01)
+    path.with_suffix(".index").unlink()
+    rig = rig.again(clean=True)
+    partition = rig.store.partition("t", 0)
+    assert partition.offset_for_time(start + 55) == (6, start + 60)
+    assert partition.max_timestamp() == (9, start + 90)
+
+
+# ── files that a power cut took, and the journal ─────────────────────────────────────────────────────────────────────
+
+
+def journaled(rig, count=40):
+    """Fill a log over several segments, with everything in the journal and no segment synced."""
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(count):
+        rig.write(partition, f"{number:0100d}")
+    assert len(partition.segments) > 4
+    assert all(segment.synced_size == 0 for segment in partition.segments)
+    return partition
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, -1])
+@pytest.mark.parametrize("kept", [None, 0, 0.5, 0.99])
+def test_the_journal_puts_any_segment_back(rig, number, kept):
+    partition = journaled(rig)
+    path = partition.segments[number].path
+    data = path.read_bytes()
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(data[: int(len(data) * kept)])
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.damaged == []
+    assert [int(value) for value in values(reopened)] == list(range(40))
+
+
+def test_the_journal_puts_back_segments_that_are_gone_in_a_row(rig):
+    partition = journaled(rig)
+    for segment in partition.segments[1:4]:
+        segment.path.unlink()
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.damaged == []
+    assert [int(value) for value in values(reopened)] == list(range(40))
+
+
+def test_a_segment_that_nothing_holds_is_reported_once_and_those_around_it_are_read(rig):
+    partition = rig.topic(segment_bytes="1024")
+    fill(rig, partition, 40)
+    rig.settle()
+    first, end = partition.segments[2].base_offset, partition.segments[3].base_offset
+    partition.segments[2].path.unlink()
+    reopened = rig.again().store.partition("t", 0)
+    assert reopened.log_end == 40
+    assert reopened.damaged == [(first, end)]
+    assert [int(value) for value in values(reopened, end)] == list(range(end, 40))
+
+
+@pytest.mark.parametrize("content", [b"", bytes(300), b"\x02" * 100], ids=["empty", "zeros", "garbage"])
+@pytest.mark.parametrize("base", [10, 12, 500])
+def test_a_file_that_a_torn_flush_began_is_removed(rig, content, base):
+    partition = rig.topic()
+    fill(rig, partition)
+    path = partition.folder / f"{base:020d}.log"
+    path.write_bytes(content)
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    assert reopened.damaged == []
+    assert reopened.log_end == COUNT
+    assert again.write(reopened, "10").base_offset == COUNT
+    assert readable(again.again().store.partition("t", 0)) == list(range(COUNT + 1))
+
+
+# ── syncs that fail ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def lose(partition):
+    """Make of a file what a disk may make of pages whose sync failed."""
+    for segment in partition.segments:
+        segment.path.write_bytes(b"")
+
+
+def test_later_rounds_do_not_drop_a_journal_file_that_was_kept(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition, other = rig.topic("t"), rig.topic("other")
+    rig.write(partition, "acknowledged")
+    disk.faults["sync", "/t/"] = errno.EIO
+    rig.settle()
+    disk.faults.clear()
+    for number in range(5):
+        rig.write(other, f"{number}")
+        rig.settle()
+    lose(partition)
+    again = rig.again()
+    assert values(again.store.partition("t", 0)) == ["acknowledged"]
+    assert values(again.store.partition("other", 0)) == ["0", "1", "2", "3", "4"]
+    assert len(rig.disk.list(rig.folder / "journal")) == 2  # Everything is in its place again.
+
+
+def test_a_sync_that_failed_outside_the_journal_is_not_forgotten_by_it(tmp_path):
+    """The kernel reports a failed sync once: a later one of the same file returns as if all were well."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition, other = rig.topic("t"), rig.topic("other")
+    rig.write(partition, "acknowledged")  # In the journal.
+    disk.faults["sync", "/t/"] = errno.EIO
+    rig.append(partition, "x" * 100_000)  # Too large for it.
+    rig.driver.flush()
+    disk.faults.clear()
+    with pytest.raises(SyncFailed):
+        rig.append(partition, "more")
+    rig.write(other, "fine")
+    rig.settle()
+    lose(partition)
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
+
+
+def test_segments_go_on_being_synced_when_there_was_no_space_for_the_next_journal_file(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition, other, cut = rig.topic("t"), rig.topic("other"), rig.topic("cut")
+    rig.write(partition, "acknowledged")
+    rig.write(cut, "0")
+    disk.faults["sync", "/t/"] = errno.EIO
+    rig.settle()  # This journal file is kept, and so are later ones that forget something it holds.
+    disk.faults.clear()
+    rig.store.forget(cut.key)  # As truncating it does.
+    rig.write(other, "a")
+    disk.faults["write", "spare"] = errno.ENOSPC
+    rig.settle()
+    disk.faults.clear()
+    rig.write(other, "b")
+    rig.settle()
+    segment = other.segments[-1]
+    assert segment.synced_size == segment.size
+    lose(partition)
+    again = rig.again()
+    assert values(again.store.partition("t", 0)) == ["acknowledged"]
+    assert values(again.store.partition("other", 0)) == ["a", "b"]
+
+
+class Unreadable(FaultyDisk):
+    """A disk on which some files cannot be opened."""
+
+    refused = ""
+
+    def open(self, path, *, create=False):
+        if self.refused and self.refused in str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return super().open(path, create=create)
+
+
+def test_a_partition_that_cannot_be_opened_loses_nothing_by_it(tmp_path):
+    disk = Unreadable()
+    rig = Rig(tmp_path, disk)
+    partition, other = rig.topic("t", segment_bytes="1024"), rig.topic("other")
+    fill(rig, partition, 40)
+    rig.settle()
+    fill(rig, partition, 3)  # In the journal alone.
+    rig.write(other, "a")
+    disk.refused = "/t/0/"
+    for number in range(3):
+        rig = rig.again(clean=number == 1)
+        failed = rig.store.partition("t", 0)
+        for attempt in (lambda: rig.append(failed, "x"), lambda: failed.read_blocking(0, 1000)):  # noqa: B023
+            with pytest.raises(WalstreamError, match="Input/output"):
+                attempt()
+        rig.write(rig.store.partition("other", 0), f"{number}")
+        rig.store.save_checkpoint(lambda error: None)
+        rig.now_ms += 3_600_000
+        rig.store.tick()
+        rig.driver.flush()
+    lose_tail(partition)
+    disk.refused = ""
+    again = rig.again()
+    assert [int(value) for value in values(again.store.partition("t", 0))] == [*range(40), 0, 1, 2]
+    assert values(again.store.partition("other", 0)) == ["a", "0", "1", "2"]
+
+
+def lose_tail(partition):
+    """Lose what was never synced: the end of the last segment."""
+    segment = partition.segments[-1]
+    data = segment.path.read_bytes()
+    segment.path.write_bytes(data[: segment.synced_size])
+
+
+def test_a_vanished_segment_stays_vanished_only_until_it_is_put_back(rig):
+    partition = rig.topic()
+    fill(rig, partition)
+    rig = rig.again(clean=True)
+    path = partition.segments[0].path
+    path.rename(path.with_suffix(".away"))
+    for _ in range(2):
+        rig = rig.again(clean=True)
+        with pytest.raises(WalstreamError, match="is gone"):
+            rig.append(rig.store.partition("t", 0), "x")
+    path.with_suffix(".away").rename(path)
+    assert readable(rig.again().store.partition("t", 0)) == list(range(COUNT))

@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+
+from log.rig import Rig
+from walstream.log.partition_log import PartitionLog
+
+
+def written(folder: Path, *batches: str, **config: str) -> PartitionLog:
+    rig = Rig(folder)
+    partition = rig.topic(**config)
+    for values in batches:
+        rig.write(partition, *values.split())
+    return partition
+
+
+BATCHES = ("a b c", "d", "e f g h", "i j", "k")
+"""They begin at 0, 3, 4, 8 and 10; the log ends at 11."""
+
+
+def test_same_batches_in_other_segments_have_the_same_digest(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", *BATCHES)
+    other = written(tmp_path / "other", *BATCHES, segment_bytes="1048576")
+    other.roll(1)
+    assert one.digest(0, 11) == other.digest(0, 11)
+    assert one.digest(0, 11).valid_from == 0
+    assert len(one.digest(0, 11).value) == 16
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 11), (3, 8), (2, 8), (5, 11), (5, 6), (0, 1), (1, 10)])
+def test_range_need_not_lie_between_batches(tmp_path: Path, start: int, end: int) -> None:
+    one = written(tmp_path / "one", *BATCHES)
+    other = written(tmp_path / "other", *BATCHES)
+    assert one.digest(start, end) == other.digest(start, end)
+    assert one.digest(start, end).valid_from == start
+
+
+def test_each_batch_is_in_exactly_one_of_two_neighbours(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", *BATCHES)
+    other = written(tmp_path / "other", "a b c", "d", "e f g X", "i j", "k")
+    for middle in range(1, 11):
+        halves = [one.digest(0, middle) == other.digest(0, middle), one.digest(middle, 11) == other.digest(middle, 11)]
+        assert halves == ([True, False] if middle <= 4 else [False, True])
+
+
+def test_range_that_is_not_whole_is_void(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", *BATCHES)
+    assert one.digest(4, 20).valid_from == 20
+    one.advance_start(5)
+    assert one.digest(3, 11).valid_from == 5
+    assert one.digest(5, 11).value

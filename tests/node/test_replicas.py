@@ -1,0 +1,329 @@
+"""Three nodes in one event loop: what clients of a cluster are told, and what is left behind when they go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.create_topics.v7 import request as create_topics
+from kio.schema.describe_cluster.v0 import request as describe_cluster
+from kio.schema.find_coordinator.v3 import request as find_coordinator
+from kio.schema.heartbeat.v4 import request as heartbeat
+from kio.schema.init_producer_id.v4 import request as init_producer_id
+from kio.schema.list_offsets.v7 import request as list_offsets
+from kio.schema.metadata.v12 import request as metadata
+
+from node.running import Client, Connect, batch_of, running_node
+from walstream.errors import ConnectionLost
+from walstream.node.lines import FileRange, PlainLine
+from walstream.node.server import Node
+from walstream.ops.health import health
+from walstream.ops.metrics import Exporter
+from walstream.processes import free_port
+from walstream.replication.effects import Report
+
+NONE, NOT_LEADER, TIMED_OUT, NOT_COORDINATOR, NOT_ENOUGH, NOT_CONTROLLER = 0, 6, 7, 16, 19, 41
+FAST = {
+    "replication__reconnect_delay_ms": 100,
+    "replication__isr_lag_ms_max": 500,
+    "node__drain_timeout_ms": 500,
+}
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(what)
+
+
+@asynccontextmanager
+async def running_cluster(folder: Path, **settings: Any) -> AsyncIterator[list[Node]]:
+    kafka, peers = [free_port() for _ in range(3)], [free_port() for _ in range(3)]
+    nodes = [
+        {"id": number, "kafka": f"127.0.0.1:{kafka[number - 1]}", "replication": f"127.0.0.1:{peers[number - 1]}"}
+        for number in (1, 2, 3)
+    ]
+    async with AsyncExitStack() as stack:
+        running = []
+        for number in (1, 2, 3):
+            own = {
+                "node__node_id": number,
+                "node__listen": f"127.0.0.1:{kafka[number - 1]}",
+                "replication__nodes": json.dumps(nodes),
+                "replication__listen": f"127.0.0.1:{peers[number - 1]}",
+            }
+            node = running_node(folder / str(number), **{**FAST, **own, **settings})
+            running.append(await stack.enter_async_context(node))
+        yield running
+
+
+async def create(client: Client, nodes: list[Node], name: str = "t", factor: int = 3, **config: str) -> None:
+    entries = tuple(
+        create_topics.CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in config.items()
+    )
+    topic = create_topics.CreatableTopic(
+        name=name, num_partitions=1, replication_factor=factor, assignments=(), configs=entries
+    )
+
+    async def created() -> int:
+        answer = await client.ask(create_topics.CreateTopicsRequest(topics=(topic,), validate_only=False))
+        return int(answer.topics[0].error_code)
+
+    for _ in range(200):
+        if await created() in (NONE, 36):
+            break
+        await asyncio.sleep(0.02)
+    await until(lambda: in_sync(nodes[0], name) == list(range(1, factor + 1)), "all replicas are in sync")
+
+
+def in_sync(node: Node, topic: str) -> list[int]:
+    known = node.catalogue.topics.get(topic)
+    return [] if known is None else sorted(node.placement.find(known, 0).in_sync)
+
+
+def produce_v9(batch: bytes, *, acks: int, timeout_ms: int = 5_000, topic: bytes = b"t") -> bytes:
+    """A produce request of a version whose answers have tags."""
+    size = len(batch) + 1
+    records = bytearray()
+    while size >= 128:
+        records.append(size % 128 | 128)
+        size >>= 7
+    records.append(size)
+    body = b"\x00" + struct.pack(">hi", acks, timeout_ms) + b"\x02" + bytes((len(topic) + 1,)) + topic
+    body += b"\x02" + struct.pack(">i", 0) + bytes(records) + batch + b"\x00\x00\x00"
+    header = struct.pack(">hhih", 0, 9, 7, 4) + b"test\x00"
+    return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+async def produce(
+    client: Client, *values: bytes, acks: int, timeout_ms: int = 5_000, topic: bytes = b"t"
+) -> tuple[int, int | None]:
+    """Produce, and return the error code and the durability that the answer tells."""
+    await client.send(produce_v9(batch_of(*values), acks=acks, timeout_ms=timeout_ms, topic=topic))
+    answer = await client.receive()
+    # correlation, tags, topics, the name, partitions, index
+    at = 4 + 1 + 1 + 2 + 1 + 4
+    (code,) = struct.unpack_from(">h", answer, at)
+    at += 2 + 8 + 8 + 8 + 1
+    at += 1 if answer[at] == 0 else answer[at]
+    tags = answer[at]
+    return code, answer[at + 4] if tags else None
+
+
+async def test_the_answer_tells_the_durability(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert await produce(client, b"a", acks=1) == (NONE, 1)
+        assert await produce(client, b"b", acks=-1) == (NONE, 2)
+        partitions = [node.store.partition("t", 0) for node in nodes]
+        assert min(partition.durable_end for partition in partitions) == 2, "on every disk before it is acknowledged"
+        await create(client, nodes, "u", walstream_unsafe_ack_before_fsync="true")
+        assert await produce(client, b"c", acks=1, topic=b"u") == (NONE, 0), "nobody claims a disk that was not asked"
+        assert await produce(client, b"d", acks=-1, topic=b"u") == (NONE, 0)
+        nodes[2].replicas.links.stop()  # type: ignore[union-attr]
+        assert await produce(client, b"e", acks=-1, timeout_ms=50) == (TIMED_OUT, None), "an error met nothing"
+
+
+def stored(node: Node, topic: str = "t") -> bytes:
+    """Every batch of a node's copy, read back and checked."""
+    log = node.store.partition(topic, 0)
+    found, offset = bytearray(), 0
+    while offset < log.durable_end:
+        chunk = log.read_replica_blocking(offset, 1 << 20)
+        found += b"".join(chunk.buffers)
+        offset = chunk.next_offset
+    return bytes(found)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+async def test_what_goes_between_nodes_may_be_compressed(tmp_path: Path, connect: Connect, compression: str) -> None:
+    async with running_cluster(tmp_path, replication__compression=compression) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[0].replicas is not None
+        links = nodes[0].replicas.links
+        before = links.sent_bytes()
+        assert (await produce(client, b"walstream " * 50_000, acks=-1))[0] == NONE
+        sent = [links.sent_bytes()[peer, True] - before[peer, True] for peer in (2, 3)]
+        assert min(sent) > 500_000 if compression == "none" else max(sent) < 100_000
+        assert len(stored(nodes[0])) > 500_000
+        assert stored(nodes[0]) == stored(nodes[1]) == stored(nodes[2])
+
+
+async def test_sealed_segments_are_sent_as_files(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[FileRange] = []
+    send_file = PlainLine.send_file
+
+    def noted(line: PlainLine, part: FileRange) -> None:
+        parts.append(part)
+        send_file(line, part)
+
+    monkeypatch.setattr(PlainLine, "send_file", noted)
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes, segment_bytes="200000")
+        assert nodes[0].replicas is not None
+        nodes[0].replicas.links.outgoing[3].fail(ConnectionLost("The cable is pulled."))
+        for _ in range(20):
+            await client.send(produce_v9(batch_of(os.urandom(90_000)), acks=1))
+        for _ in range(20):
+            await client.receive()
+        logs = [node.store.partition("t", 0) for node in nodes]
+        await until(lambda: min(log.durable_end for log in logs) == 20, "the follower has caught up")
+        assert sum(part.length for part in parts) > 64 * 1024, "what is sealed need not pass through the process"
+        assert stored(nodes[0]) == stored(nodes[1]) == stored(nodes[2])
+
+
+async def test_metadata_is_the_same_everywhere(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        await create(await connect(nodes[0]), nodes)
+        await until(lambda: all(in_sync(node, "t") == [1, 2, 3] for node in nodes), "every node knows who is in sync")
+        request = metadata.MetadataRequest(
+            topics=(metadata.MetadataRequestTopic(name="t", topic_id=None),),
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+        describe = describe_cluster.DescribeClusterRequest(include_cluster_authorized_operations=False)
+        told = []
+        for node in nodes:
+            client = await connect(node)
+            answer = await client.ask(request)
+            cluster = await client.ask(describe)
+            partition = answer.topics[0].partitions[0]
+            assert partition.leader_id == 1
+            told.append(
+                (answer.cluster_id, answer.controller_id, {one.node_id: one.port for one in answer.brokers},
+                 partition.leader_epoch, sorted(partition.isr_nodes), cluster.controller_id, len(cluster.brokers))
+            )  # fmt: skip
+        assert told[0] == told[1] == told[2]
+        assert told[0][2] == {number + 1: node.port for number, node in enumerate(nodes)}
+
+
+async def test_who_is_asked_for_what_it_does_not_do(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        leader, follower = await connect(nodes[0]), await connect(nodes[1])
+        await create(leader, nodes)
+        assert (await produce(follower, b"x", acks=1))[0] == NOT_LEADER
+        topic = create_topics.CreatableTopic(
+            name="v", num_partitions=1, replication_factor=1, assignments=(), configs=()
+        )
+        answer = await follower.ask(create_topics.CreateTopicsRequest(topics=(topic,)))
+        assert answer.topics[0].error_code == NOT_CONTROLLER
+        found = await follower.ask(find_coordinator.FindCoordinatorRequest(key="g", key_type=0))
+        assert (found.node_id, found.port) == (1, nodes[0].port)
+        beat = heartbeat.HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
+        assert (await follower.ask(beat)).error_code == NOT_COORDINATOR
+        place = list_offsets.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+        request = list_offsets.ListOffsetsRequest(
+            replica_id=-1, isolation_level=0,
+            topics=(list_offsets.ListOffsetsTopic(name="t", partitions=(place,)),),
+        )  # fmt: skip
+        assert (await follower.ask(request)).topics[0].partitions[0].error_code == NOT_LEADER
+        assert (await leader.ask(request)).topics[0].partitions[0].error_code == NONE
+
+
+async def test_producer_ids_are_given_once(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        request = init_producer_id.InitProducerIdRequest(
+            transactional_id=None, transaction_timeout=timedelta(seconds=1), producer_id=-1, producer_epoch=-1
+        )
+        clients = [await connect(node) for node in nodes]
+        ids = [(await client.ask(request)).producer_id for client in clients for _ in range(50)]
+        assert len(set(ids)) == 150
+
+
+async def test_nobody_waits_after_a_timeout_or_a_lost_connection(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path, replication__isr_lag_ms_max=60_000) as nodes:
+        client, other = await connect(nodes[0]), await connect(nodes[0])
+        await create(client, nodes)
+        partition = nodes[0].store.partition("t", 0)
+        for node in nodes[1:]:
+            assert node.replicas is not None
+            node.replicas.links.stop()
+        assert (await produce(client, b"a", acks=-1, timeout_ms=50))[0] == TIMED_OUT
+        assert len(partition._visible_waiters) == 0
+        await other.send(produce_v9(batch_of(b"b"), acks=-1, timeout_ms=60_000))
+        await until(lambda: len(partition._visible_waiters) == 1, "a request waits")
+        other.close()
+        await until(lambda: len(partition._visible_waiters) == 0, "nobody waits for a connection that is gone")
+        await until(lambda: nodes[0].budget.used_bytes == 0, "the frame is let go as soon as this disk has it")
+        assert partition.durable_end == 2
+        assert partition.high_watermark == 0
+
+
+async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes, min_insync_replicas="3")
+        assert nodes[2].replicas is not None
+        nodes[2].replicas.links.stop()
+        assert (await produce(client, b"a", acks=1))[0] == NONE
+        await until(lambda: in_sync(nodes[0], "t") == [1, 2], "the lost one is not in sync any more")
+        assert (await produce(client, b"b", acks=-1))[0] == NOT_ENOUGH
+        assert nodes[0].store.partition("t", 0).log_end == 1, "nothing was appended"
+
+
+async def test_changes_of_the_isr_are_counted_by_who_came_and_who_went(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        await create(await connect(nodes[0]), nodes)
+        replicas = nodes[0].replicas
+        assert replicas is not None
+        replica = next(iter(replicas.replicas.values()))
+        counts = []
+        for before, after in (("1", "1,2"), ("10,200", "10"), ("2", "10"), ("1", "1")):
+            replicas.isr_changes.clear()
+            replicas.reported(replica, Report("isr changed", (("before", before), ("after", after), ("eligible", ""))))
+            counts.append((replicas.isr_changes["expand"], replicas.isr_changes["shrink"]))
+        assert counts == [(1, 0), (0, 1), (1, 1), (0, 0)], "the last one changed who is eligible, and nothing else"
+
+
+async def test_what_is_measured(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[2].replicas is not None
+        nodes[2].replicas.links.stop()
+        for number in range(10):
+            assert (await produce(client, b"x" * 100, b"y" * 100, acks=1))[0] == NONE, number
+        await until(lambda: in_sync(nodes[0], "t") == [1, 2], "the lost one is not in sync any more")
+        _, document = health(nodes[0])
+        assert document["status"] == "degraded"
+        told = document["replication"]
+        assert "t-0" in told["under_replicated"]
+        (lost,) = [one for one in told["followers"] if one["node_id"] == 3]
+        assert lost["lag_records"] == 20
+        assert 2_000 < lost["lag_bytes"] < 20_000
+        assert lost["lag_seconds_max"] > 0.4
+        text = Exporter(nodes[0]).render().decode()
+        for sample in (
+            'walstream_replication_lag_records{follower="3",partition="0",topic="t"} 20.0',
+            'walstream_replication_lag_records{follower="2",partition="0",topic="t"} 0.0',
+            'walstream_replication_lag_bytes{follower="2",partition="0",topic="t"} 0.0',
+            'walstream_replication_lag_seconds{follower="2",partition="0",topic="t"} 0.0',
+            'walstream_replication_in_sync{follower="3",partition="0",topic="t"} 0.0',
+            'walstream_replication_link_up{direction="outgoing",peer="2"} 1.0',
+            'walstream_replication_link_up{direction="outgoing",peer="3"} 0.0',
+            'walstream_replication_isr_changes_total{change="shrink"}',
+            'walstream_replication_sent_bytes_total{direction="outgoing",peer="2"}',
+            'walstream_replication_credit_bytes{peer="2"}',
+            "walstream_replication_partitions_under_replicated",
+        ):
+            assert sample in text
+        for name, least in (("lag_bytes", 2_000), ("lag_seconds", 0.4)):
+            (sample,) = re.findall(rf'walstream_replication_{name}{{follower="3",partition="0",topic="t"}} (\S+)', text)
+            assert least < float(sample) < 20_000, name
+        assert 'walstream_replication_held_bytes{peer="1"}' in Exporter(nodes[1]).render().decode()
