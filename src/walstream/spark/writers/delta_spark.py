@@ -31,6 +31,7 @@ from delta.exceptions import (
     ProtocolChangedException,
 )
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -264,7 +265,8 @@ class DeltaSparkTarget:
             if self.version is not None or error.getCondition() != "DELTA_PATH_EXISTS":
                 raise
             raise TableConflict(f"Another writer has just created {self._files.uri}.") from error
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
+            # What a task says comes back bare when it failed in a broadcast that the driver was waiting for.
             told = meaning(error)
             if not isinstance(told, TableConflict):
                 raise
