@@ -66,7 +66,7 @@ class Chance:
         last = max(self.seen, default=-1)
         for number in state.isr_nodes | set(state.elr):
             node = self.world.nodes[number]
-            if node.is_unclean and (self.is_static or not node.is_up):
+            if node.is_unclean and (self.is_static or not node.is_up or not self.world.knows(node)):
                 continue  # It knows, and nobody elects it before it has told.
             assert node.log.durable_end > last, f"{name(number)} may be elected and lacks {last}"
             for record in node.log.read(max(node.log.log_start, last - 10), last + 1):
@@ -106,9 +106,9 @@ class Chance:
         elif what < 0.965:
             self.elect()
         elif what < 0.97:
-            world.has_metadata = dice.random() < 0.7
-            if world.has_metadata:
-                world.change(world.state)
+            world.has_metadata = False
+            if dice.random() < 0.7:
+                world.reach()
         elif what < 0.975:
             self.rot(node.id)
         elif what < 0.98:
@@ -178,7 +178,7 @@ class Chance:
             if self.is_static and node == world.state.leader:
                 return  # A leader that nobody can replace: what it loses is lost.
             is_safe = others and not world.proposals and not any(world.nodes[other].is_unclean for other in others)
-            if self.may_wipe and is_safe and self.dice.random() < 0.3 and world.has_metadata:
+            if self.may_wipe and is_safe and self.dice.random() < 0.3:
                 one.is_unclean = True
                 one.log.lose(self.dice.randint(one.log.log_start, one.log.log_end))
             return
@@ -241,12 +241,11 @@ class Chance:
         """No more faults: everybody must come to agree, and writes must go through."""
         world = self.world
         world.cuts.clear()
-        world.has_metadata = True
         for node in world.nodes.values():
             node.has_slow_disk = False
             if not node.is_up:
                 node.start()
-        world.change(world.state)
+        world.reach()
         self.reopen()
         world.connect()
         for _ in range(10):

@@ -9,6 +9,7 @@ the difference before keeping it. Commands:
     run | 10s pass | 40ms pass               let everything happen that can; and time pass
     B crashes | B starts                     unsynced records are lost
     B loses all from 3                       ... while it is down: durable records too
+    B gets a new disk                        ... all of it, and what it knew of epochs
     B hangs | B goes on                      its disk: nothing is synced, nothing ends
     B syncs                                  ... although it hangs: once
     A and B part | A and B meet              no link between them
@@ -30,7 +31,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from replication.memory_log import Record
+from replication.memory_log import MemoryLog, Record
 from replication.world import World, name, number
 from walstream.cluster.metadata import NodeId, Refusal
 from walstream.replication import events as ev
@@ -116,6 +117,11 @@ class Story:
         assert not one.is_up
         one.is_unclean = one.log.lose(int(offset))
 
+    def new_disk(self, node: str) -> None:
+        one = self.world.nodes[number(node)]
+        assert not one.is_up
+        one.log, one.is_unclean = MemoryLog(), True
+
     def hangs(self, node: str) -> None:
         self.world.nodes[number(node)].has_slow_disk = True
 
@@ -170,15 +176,13 @@ class Story:
         elif how == "unknown":
             world.answer_proposal(Refusal.UNKNOWN)
         else:
-            world.has_metadata = True
-            world.change(world.state)
+            world.reach()
 
     def out_of_reach(self, node: str) -> None:
         self.world.strangers.add(number(node))
 
     def within_reach(self, node: str) -> None:
-        self.world.strangers.discard(number(node))
-        self.world.nodes[number(node)].handle(ev.MetadataChanged(self.world.state))
+        self.world.reach(number(node))
 
     def forgets(self, node: str) -> None:
         one = self.world.nodes[number(node)]
@@ -253,6 +257,7 @@ COMMANDS: list[tuple[re.Pattern[str], Callable[..., None]]] = [
         rf"{NODE} crashes": Story.crashes,
         rf"{NODE} starts": Story.starts,
         rf"{NODE} loses all from (\d+)": Story.loses,
+        rf"{NODE} gets a new disk": Story.new_disk,
         rf"{NODE} hangs": Story.hangs,
         rf"{NODE} goes on": Story.goes_on,
         rf"{NODE} syncs": Story.syncs,

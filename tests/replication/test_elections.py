@@ -86,5 +86,7 @@ def test_winner_checks_what_it_alone_knows() -> None:
     assert "earlier life" in unable_to_lead(won, me, known_epoch=7, is_unclean=False)
     assert "lost bytes" in unable_to_lead(won, me, known_epoch=6, is_unclean=True)
     assert unable_to_lead(won, Member(2, 1), known_epoch=6, is_unclean=True) == ""
-    assert unable_to_lead(replace(won, unclean_epoch=7), me, known_epoch=6, is_unclean=True) == ""
+    assert "lost bytes" in unable_to_lead(replace(won, unclean_epoch=7), me, known_epoch=-1, is_unclean=True), (
+        "an earlier life was elected uncleanly, and led in this epoch on a disk that is gone"
+    )
     assert "not in the ISR" in unable_to_lead(replace(won, isr=(Member(1, 1),)), me, known_epoch=6, is_unclean=False)

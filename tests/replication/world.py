@@ -73,8 +73,7 @@ class Node:
         self.manager = self._new()
         epoch, hint = self.log.seen_epoch, self.log.hint
         self.handle(ev.Started(epoch, *hint, self.is_unclean, self.log.damaged_ranges()))
-        self.world.started(self)
-        self.handle(ev.MetadataChanged(self.world.record_for(self)))
+        self.world.register(self)
 
     def fail_log(self) -> None:
         """The log takes no more writes; what was not flushed is lost when it is opened again."""
@@ -247,7 +246,7 @@ class Node:
         self.world.proposals.append((self.id, effect))
 
     def _RefreshMetadata(self, effect: fx.RefreshMetadata) -> None:
-        if self.id not in self.world.strangers:
+        if self.id not in self.world.strangers and self.world.knows(self):
             self.later(lambda: self.handle(ev.MetadataChanged(self.world.record_for(self))))
 
     def _Resign(self, effect: fx.Resign) -> None:
@@ -294,6 +293,8 @@ class World:
         self.has_metadata = True
         self.strangers: set[NodeId] = set()
         """Nodes that the metadata service does not reach."""
+        self.lives: dict[NodeId, int] = {}
+        """Which life of each node the service knows of. It is told nothing in another one, and not elected."""
         replicas = tuple(range(1, nodes + 1))
         isr = tuple(Member(node, 1) for node in replicas)
         leader = 1 if is_static else NO_LEADER
@@ -334,14 +335,33 @@ class World:
 
     # ── metadata ──
 
-    def started(self, node: Node) -> None:
-        """A node tells the service that it is there, and whether it has lost anything."""
-        if not self.is_static:
+    def register(self, node: Node) -> None:
+        """A node tells the service that it is there, and whether it has lost anything, as soon as it is heard."""
+        if not node.is_up or self.knows(node):
+            return
+        if self.is_static:
+            self.lives[node.id] = node.incarnation
+            if node.id == self.state.leader:
+                epoch = max(self.state.epoch, node.log.seen_epoch) + 1
+                self.change(replace(self.state, epoch=epoch, version=self.state.version + 1))
+        elif self.has_metadata and node.id not in self.strangers:
+            self.lives[node.id] = node.incarnation
             if node.is_unclean:
                 self.change(without(self.state, node.id))
-        elif node.id == self.state.leader:
-            epoch = max(self.state.epoch, node.log.seen_epoch) + 1
-            self.change(replace(self.state, epoch=epoch, version=self.state.version + 1))
+        if self.knows(node):
+            node.handle(ev.MetadataChanged(self.record_for(node)))
+
+    def knows(self, node: Node) -> bool:
+        """Whether the service has heard of the node's present life."""
+        return self.lives.get(node.id) == node.incarnation
+
+    def reach(self, *nodes: NodeId) -> None:
+        """The service answers (these) nodes again: it hears who has started since, and tells what it knows."""
+        self.has_metadata = True
+        self.strangers -= set(nodes)
+        for node in self.nodes.values():
+            self.register(node)
+        self.change(self.state)
 
     def record_for(self, node: Node) -> PartitionState:
         """What a node is told at its start: in a static cluster followers know only who is meant to lead."""
@@ -355,7 +375,7 @@ class World:
         for node in self.nodes.values():
             if self.is_static and node.id != state.leader:
                 continue
-            if self.has_metadata and node.id not in self.strangers:
+            if self.has_metadata and node.id not in self.strangers and self.knows(node):
                 node.handle(ev.MetadataChanged(state))
 
     def answer_proposal(self, refusal: Refusal | None = None, *, is_applied: bool = True) -> None:
@@ -366,14 +386,14 @@ class World:
         self.nodes[node].handle(ev.ProposalAnswered(effect.token, Outcome(refusal, None) if refusal else outcome))
 
     def _judge(self, proposal: IsrProposal, *, is_applied: bool) -> Outcome:
-        lives = (lambda _: None) if self.is_static else (lambda node: self.nodes[node].incarnation)
+        lives = (lambda _: None) if self.is_static else self.lives.get
         outcome = granted(self.state, proposal, lives)
         if outcome.refusal is None and outcome.state is not None and is_applied:
             self.change(outcome.state)
         return outcome
 
     def elect(self, preferred: NodeId = NO_LEADER, *, unclean: bool = False, resigned: NodeId = NO_LEADER) -> bool:
-        alive = {node.id: node.incarnation for node in self.nodes.values() if node.is_up}
+        alive = {node.id: node.incarnation for node in self.nodes.values() if node.is_up and self.knows(node)}
         damaged = [node.id for node in self.nodes.values() if node.log.damaged]
         elected = elect(
             self.state, alive, damaged=damaged, preferred=preferred, resigned=resigned, is_unclean_allowed=unclean

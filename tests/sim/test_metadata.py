@@ -142,3 +142,27 @@ def test_who_lost_its_disk_leaves_before_it_can_be_elected() -> None:
     world.run(1)
     assert node not in world.state.isr_nodes
     assert world.state.leader not in (node, NO_LEADER)
+
+
+def test_what_was_said_before_a_life_was_registered_is_not_believed_however_late_it_comes() -> None:
+    world = World()
+    world.register(1, 2, 3)
+    leader = world.state.leader
+    world.clients[leader].crash()
+    world.clients[leader] = again = MetadataClient(world.service, world.clock, world.network, leader, lambda run: run())
+    seen: list[PartitionState] = []
+    again.watch(KEY, seen.append)
+    world.network.weather.delay_us = (200_000, 200_000)
+    alone = tuple(member for member in world.state.isr if member.node == leader)
+    world.service.propose(IsrProposal(KEY, leader, world.state.epoch, world.state.version, alone))
+    stale = world.state  # It names the earlier life as leader, and is on its way.
+    world.network.weather.delay_us = (10, 10)
+    again.register(leader, 2, is_unclean=[KEY])
+    world.run(0.000_015)
+    world.network.cut(SERVICE, leader)  # The answer is under way, and nothing can be asked when it has come.
+    world.run(0.1)
+    world.network.heal()
+    world.run(2)
+    assert seen, "it hears what is agreed on since"
+    assert stale not in seen
+    assert all(state.leader != leader for state in seen)

@@ -88,12 +88,14 @@ def unable_to_lead(state: PartitionState, me: Member, *, known_epoch: int, is_un
     """Return why a replica must not lead although the record says that it was elected; empty if it may.
 
     Checked by the winner itself, with what it alone knows. `known_epoch` is the newest epoch persisted in its log: one
-    that was is not led again, because an epoch belongs to one life, and to one state of the log.
+    that was is not led again, because an epoch belongs to one life, and to one state of the log. A log that has lost
+    bytes may have lost that, too: then only a record that names this very life will do, as an unclean election's does.
+    What a late record says of an earlier life of this node, clean or not, was led by that one.
     """
     if state.epoch <= known_epoch:
         return f"epoch {state.epoch} belongs to an earlier life of this log"
     if me.node not in state.isr_nodes:
         return "this node is not in the ISR"
-    if is_unclean and me not in state.isr and state.unclean_epoch != state.epoch:
+    if is_unclean and me not in state.isr:
         return "this replica has lost bytes since it joined the ISR"
     return ""

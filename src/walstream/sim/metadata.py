@@ -156,8 +156,9 @@ class MetadataClient:
         self._node = node
         self._run_on_node = run_on_node
         self._is_dead = False
-        self._is_registered = False
-        """Whether the service knows of this life. What it said of an earlier one is not believed."""
+        self._known_at: dict[PartitionKey, int] | None = None
+        """The versions of the records when the service noted this life; None until then. Whatever it said before is
+        about an earlier one, and is not believed, however late it comes."""
         self._looks: list[Callable[[], None]] = []
         self._stops: list[Callable[[], None]] = []
         self._arrives_us = 0
@@ -172,7 +173,7 @@ class MetadataClient:
 
     def read(self, partition: PartitionKey, done: Callable[[PartitionState | None], None]) -> None:
         """Give the record, or None when it cannot be had now."""
-        self._ask(lambda: self._service.records.get(partition) if self._is_registered else None, done, None)
+        self._ask(lambda: self._service.records.get(partition) if self._known_at is not None else None, done, None)
 
     def propose(self, proposal: IsrProposal, done: Callable[[Outcome], None]) -> None:
         """Grant or refuse another ISR."""
@@ -183,7 +184,8 @@ class MetadataClient:
         seen = [-1]
 
         def tell(state: PartitionState) -> None:
-            if state.version > seen[0] and self._is_registered:
+            known_at = self._known_at
+            if state.version > seen[0] and known_at is not None and state.version >= known_at.get(partition, 0):
                 seen[0] = state.version
                 changed(state)
 
@@ -219,18 +221,18 @@ class MetadataClient:
     def register(self, node: NodeId, incarnation: int, *, is_unclean: Collection[PartitionKey]) -> None:
         """Say that the node has started, again and again until it is heard, then keep the lease alive."""
 
-        def heard(is_registered: bool | None) -> None:
-            if is_registered:
-                self._is_registered = True
+        def heard(versions: dict[PartitionKey, int] | None) -> None:
+            if versions is not None:
+                self._known_at = versions
                 for look in self._looks:
                     look()
                 keep_alive()
             else:
                 self.register(node, incarnation, is_unclean=is_unclean)
 
-        def carry_out() -> bool:
+        def carry_out() -> dict[PartitionKey, int] | None:
             self._service.register(node, incarnation, is_unclean)
-            return True
+            return {key: state.version for key, state in self._service.records.items()}
 
         def keep_alive() -> None:
             if not self._is_dead:
