@@ -162,7 +162,8 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
             f"No batch begins at byte {position}: length {length}, magic {magic}, "
             f"last offset delta {last_offset_delta}, {record_count} records."
         )
-    return BatchHeader._make((fields[0], length + PREFIX_BYTES, *fields[2:]))
+    # What `_make` does, without counting the fields again: the format has as many. Every batch comes by here.
+    return tuple.__new__(BatchHeader, (fields[0], length + PREFIX_BYTES, *fields[2:]))
 
 
 def check_crc(buffer: Buffer, position: int, length: int) -> bool:

@@ -151,6 +151,11 @@ class GroupCommit:
         """Make `take` return None once everything queued before has been taken."""
         self._queue.put(None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `take` would find nothing just now."""
+        return self._held is _NOTHING and self._queue.empty()
+
     def take(self, *, wait: bool) -> list[Write] | Task | None:
         """Return the writes that are queued, or the task that comes before the next write; None at the end."""
         writes: list[Write] = []

@@ -139,12 +139,13 @@ class Checkers:
             return
         copy = history.copies[replica.node]
         log = replica.log
-        if copy.is_offline != (log.write_error is not None):
-            copy.is_offline = log.write_error is not None
-            if not copy.is_offline:
+        is_offline = log.write_error is not None
+        if is_offline != copy.is_offline:
+            copy.is_offline = is_offline
+            if not is_offline:
                 self.opened(replica)
                 return
-        if copy.is_offline:
+        if is_offline:
             # What it was given last is neither kept nor forgotten; the next opening says. What it has is served on.
             if log.truncations == copy.truncations and not copy.is_held and not log.damaged:
                 for item in read_items(log, copy.mirror.end) if log.high_watermark > copy.mirror.end else ():
@@ -159,17 +160,19 @@ class Checkers:
             self._released(copy, log)
         if log.log_end != copy.mirror.end:
             self._take_in(history, copy, replica)
-        if log.durable_end != copy.durable_end:
-            if log.durable_end < copy.durable_end:
-                _fail("durable end", history, replica, f"went back from {copy.durable_end} to {log.durable_end}")
-            copy.durable_end = log.durable_end
+        durable_end = log.durable_end
+        if durable_end != copy.durable_end:
+            if durable_end < copy.durable_end:
+                _fail("durable end", history, replica, f"went back from {copy.durable_end} to {durable_end}")
+            copy.durable_end = durable_end
         leading = replica.leading_epoch
         if leading != copy.leading_epoch:
             copy.leading_epoch = leading
             copy.high_watermark = min(copy.high_watermark, log.high_watermark)
             if leading is not None:
                 self._check_new_leader(history, copy, replica, leading)
-        self._observe_watermark(history, copy, replica)
+        if log.high_watermark != copy.high_watermark or log.log_start > history.trimmed_to:
+            self._observe_watermark(history, copy, replica)
 
     def _observe_watermark(self, history: History, copy: Copy, replica: Replica) -> None:
         log = replica.log

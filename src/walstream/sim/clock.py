@@ -37,11 +37,12 @@ class Timer:
 class Clock:
     """What time it is, and what happens next."""
 
-    __slots__ = ("_count", "_queue", "now_us", "random", "seed", "steps")
+    __slots__ = ("_count", "_draw", "_queue", "now_us", "random", "seed", "steps")
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(seed)
+        self._draw = self.random.random
         self.now_us = 0
         self.steps = 0
         """How many events have happened."""
@@ -55,18 +56,21 @@ class Clock:
 
     def after(self, delay_us: int, callback: Callable[[], None]) -> Timer:
         """Schedule an event."""
-        timer = Timer(self.now_us + max(delay_us, 0), callback)
-        self._count += 1
-        heappush(self._queue, (timer.due_us, self._count, timer))
+        due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
+        timer = Timer(due_us, callback)
+        self._count = count = self._count + 1
+        heappush(self._queue, (due_us, count, timer))
         return timer
 
     def step(self) -> bool:
         """Let the next event happen; False if there is none."""
-        while self._queue:
-            due_us, _, timer = heappop(self._queue)
-            callback, timer.callback = timer.callback, None
+        queue = self._queue
+        while queue:
+            due_us, _, timer = heappop(queue)
+            callback = timer.callback
             if callback is None:
                 continue
+            timer.callback = None
             self.now_us = due_us
             self.steps += 1
             callback()
@@ -80,8 +84,8 @@ class Clock:
 
     def chance(self, probability: float) -> bool:
         """Decide something that happens with a probability."""
-        return self.random.random() < probability
+        return self._draw() < probability
 
     def between(self, low: int, high: int) -> int:
         """Draw a whole number from low to high, both included. Faster than `randint`, which is asked very often."""
-        return low + int(self.random.random() * (high - low + 1))
+        return low + int(self._draw() * (high - low + 1))

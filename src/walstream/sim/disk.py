@@ -338,13 +338,14 @@ class SimDisk:
         self.spend()
         if not self._changes:
             return
-        wanted = [folder]
+        wanted = {folder}  # By identity, as folders are told apart.
         kept: list[NameChange] = []
         durable: list[NameChange] = []
         for change in reversed(self._changes):
-            if any(touched is known for touched, _, _ in change for known in wanted):
+            folders = [touched for touched, _, _ in change]
+            if not wanted.isdisjoint(folders):
                 durable.append(change)
-                wanted += [touched for touched, _, _ in change]
+                wanted.update(folders)
             else:
                 kept.append(change)
         for change in reversed(durable):
@@ -352,8 +353,9 @@ class SimDisk:
         self._changes = kept[::-1]
 
 
-def _parts(path: Path) -> list[str]:
-    return [part for part in str(path).split("/") if part and part != "."]
+def _parts(path: Path) -> tuple[str, ...]:
+    """Return the names on the way to a path; a path keeps them itself, and is never changed."""
+    return path.parts[1:] if path.root else path.parts
 
 
 def _make_durable(change: NameChange) -> None:

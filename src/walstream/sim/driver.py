@@ -114,7 +114,7 @@ class SimDriver:
         """Let the flush lane take what has gathered. Called after everything that happens on the node."""
         lane = self._lanes["flush"]
         commit = self._commit
-        if commit is None or lane.current is not None or self._is_dead:
+        if commit is None or lane.current is not None or self._is_dead or commit.is_idle:
             return
         taken = commit.take(wait=False)
         if taken:

@@ -52,7 +52,8 @@ class Mirror:
     @property
     def end(self) -> int:
         """The offset after the last batch."""
-        return self.items[-1].next if self.items else self.start
+        items = self.items
+        return items[-1].next if items else self.start
 
     def add(self, item: Item) -> None:
         """Append a batch."""
