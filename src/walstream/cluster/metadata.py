@@ -114,8 +114,10 @@ class MetadataService(Protocol):
 
     Reads are linearizable: what `read` gives was agreed on at some moment after the call.
 
-    A node is told nothing before its present life is registered: a record may still name an earlier one as leader, in
-    an epoch that a disk which was replaced since knows nothing of.
+    A node is told nothing before its present life is registered, and nothing afterwards that is older than that: a
+    record may still name an earlier life as leader, in an epoch that a disk which was replaced since knows nothing of.
+    So a watch begins where the registration was carried out. A replica that has lost bytes counts as whole again only
+    once it was told: then the record does not count on what its earlier lives held, whatever becomes of this one.
     """
 
     def read(self, partition: PartitionKey, done: Callable[[PartitionState | None], None]) -> None:
