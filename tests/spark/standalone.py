@@ -18,7 +18,7 @@ from typing import Any
 import pyspark
 
 import walstream
-from spark.child import QUICK, Child
+from jvm.child import QUICK, Child
 from walstream.processes import HOST, free_port
 
 WORKERS = 2

@@ -22,8 +22,9 @@ from pyspark.sql import DataFrame
 
 from integration.capturing import settings as capture_settings
 from integration.capturing import wait_until
-from spark import jars, kafka_broker, standalone
-from spark.child import QUICK
+from jvm import kafka_broker
+from jvm.child import QUICK
+from spark import jars, standalone
 from spark.conftest import Captured, MakeCaptured
 from spark.pipeline_process import PipelineProcess
 from spark.piping import Piped

@@ -16,8 +16,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from spark.child import QUICK, Child
-from spark.jars import Jars
+from jvm.child import QUICK, Child
+from jvm.jars import Jars
 from walstream.processes import HOST, free_port
 
 # Without something to log with, a broker that fails says nothing.
