@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from walstream.errors import MalformedRequest, UnsupportedVersion
@@ -81,6 +81,7 @@ def test_what_was_fetched_is_read_as_it_was_written(found: dict[TopicPartition, 
     assert answered(call, body) == (0, 5, found)
 
 
+@settings(deadline=None)  # The first answer waits for the node's schemas to be read.
 @given(st.dictionaries(partitions, st.sampled_from([LATEST, RESOLVED, 0, 1_700_000_000_000]), max_size=8))
 def test_offsets_are_asked_for_and_answered(wanted: dict[TopicPartition, int]) -> None:
     call = offsets_call(wanted)

@@ -31,7 +31,12 @@ class Model:
         self.published = 0
         self.removed = 0
         self.disk_frame = 3
-        view: Any = SimpleNamespace(promises=SimpleNamespace(are_given=True), metrics=ReadingMetrics(), model=self)
+        view: Any = SimpleNamespace(
+            promises=SimpleNamespace(check=lambda *_: None),
+            topics=SimpleNamespace(chosen=lambda _: ()),
+            metrics=ReadingMetrics(),
+            model=self,
+        )
         self.view = view
         self.window = Window(view, bytes_max)
 

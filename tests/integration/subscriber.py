@@ -1,16 +1,20 @@
 """A subscriber in a process of its own: stock grpcio, the messages of wal.proto, and nothing else of walstream's.
 
-    python subscriber.py ADDRESS TOKEN FOLDER
+    python subscriber.py ADDRESS TOKEN FOLDER [REQUEST]
 
-It keeps two files in its folder: `entries`, a line for each entry that it has processed, and `acked`, the last LSN that
-it knows to be acknowledged. However it is killed, it begins again behind that one: lines beyond it are thrown away,
-because nobody was told that they were processed.
+REQUEST has further fields of SubscribeRequest, as JSON. It keeps two files in its folder: `entries`, a line for each
+entry that it has processed (the LSN, and the WalEntry in base64), and `acked`, the last LSN that it knows to be
+acknowledged. However it is killed, it begins again behind that one: lines beyond it are thrown away, because nobody was
+told that they were processed. Of heartbeats it keeps the last, in `heartbeat`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import grpc
@@ -35,22 +39,23 @@ def restore(folder: Path) -> str:
     return after(acked) if acked else "oldest"
 
 
-def main(address: str, token: str, folder: Path) -> None:
+def main(address: str, token: str, folder: Path, more: dict[str, Any]) -> None:
     channel = grpc.insecure_channel(address)
     metadata = (("authorization", f"Bearer {token}"),)
     subscribe = channel.unary_stream(
         SERVICE + "Subscribe", wal_pb2.SubscribeRequest.SerializeToString, wal_pb2.WalResponse.FromString
     )
     ack = channel.unary_unary(SERVICE + "Ack", wal_pb2.AckRequest.SerializeToString, wal_pb2.AckResponse.FromString)
-    request = wal_pb2.SubscribeRequest(start_lsn=restore(folder), batch_size_hint=97)
+    request = wal_pb2.SubscribeRequest(start_lsn=restore(folder), batch_size_hint=97, **more)
     with (folder / "entries").open("a") as output:
         for response in subscribe(request, metadata=metadata, wait_for_ready=True):
             if response.WhichOneof("payload") != "batch":
+                (folder / "heartbeat").write_text(response.heartbeat.resolved_lsn)
                 continue
             for entry in response.batch.entries:
                 expected = crc32c.crc32c(entry.key + entry.value).to_bytes(4, "big")
                 assert entry.checksum == expected, entry.lsn
-                output.write(f"{entry.lsn} {entry.partition} {entry.value.split(b' ')[0].decode()}\n")
+                output.write(f"{entry.lsn} {b64encode(entry.SerializeToString()).decode()}\n")
             output.flush()
             answer = ack(wal_pb2.AckRequest(ack_lsn=response.batch.last_lsn), metadata=metadata)
             assert answer.acked_lsn == response.batch.last_lsn
@@ -60,4 +65,4 @@ def main(address: str, token: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4] if len(sys.argv) > 4 else "{}"))

@@ -7,14 +7,17 @@ its own, which begins again behind what it has acknowledged.
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
 import time
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
+from walstream.feed import wal_pb2
 from walstream.feed.process import FeedProcess
 from walstream.node.process import NodeProcess
 from walstream.positions import GlobalLsn
@@ -29,17 +32,21 @@ PARTITIONS = 3
 class Subscriber:
     """The subscriber's process, and what it has on disk."""
 
-    def __init__(self, feed: FeedProcess, folder: Path) -> None:
+    def __init__(self, feed: FeedProcess, folder: Path, **request: object) -> None:
+        """Take further fields of its request; its subject is the folder's name."""
         folder.mkdir(exist_ok=True)
-        self._feed, self._folder = feed, folder
-        self._token = feed.token("subscriber", "admin")
+        self._feed, self._folder, self._request = feed, folder, request
+        self._token = feed.token(folder.name, "admin")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         root = Path(subscriber.__file__).parents[2]
         with (self._folder / "log").open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, subscriber.__file__, self._feed.address, self._token, str(self._folder)],
+                [
+                    *(sys.executable, subscriber.__file__, self._feed.address, self._token, str(self._folder)),
+                    json.dumps(self._request),
+                ],
                 env={"PYTHONPATH": str(root / "src")},
                 stdout=output,
                 stderr=output,
@@ -65,20 +72,27 @@ class Subscriber:
         file = self._folder / "acked"
         return file.read_text() if file.exists() else ""
 
-    def seen(self) -> list[tuple[str, int, int]]:
-        lines = (line.split() for line in (self._folder / "entries").read_text().splitlines())
-        return [(lsn, int(partition), int(number)) for lsn, partition, number in lines]
+    @property
+    def heartbeat(self) -> str:
+        """Up to where the last heartbeat said that everything was sent."""
+        file = self._folder / "heartbeat"
+        return file.read_text() if file.exists() else ""
 
-    def catch_up(self, count: int) -> None:
+    def entries(self) -> list[wal_pb2.WalEntry]:
+        """What it has processed; of what it is writing now, the last may be a part."""
+        lines = (self._folder / "entries").read_text().splitlines()
+        return [wal_pb2.WalEntry.FromString(b64decode(line.split()[1])) for line in lines]
+
+    def catch_up(self, count: int, timeout_s: float = 60) -> None:
         """Start it until it has processed so many entries and acknowledged the last."""
         self.start()
 
         def is_there() -> bool:
             self.check()
-            seen = self.seen()
-            return len(seen) >= count and self.acked == seen[-1][0]
+            lsns = [line.split(b" ", 1)[0] for line in (self._folder / "entries").read_bytes().splitlines()]
+            return len(lsns) >= count and self.acked.encode() == lsns[-1]
 
-        wait_for(is_there, f"{count} entries are processed", 60, 0.1)
+        wait_for(is_there, f"{count} entries are processed", timeout_s, 0.1)
 
 
 @pytest.mark.timeout(1200)
@@ -88,7 +102,7 @@ def test_a_subscriber_killed_at_random_moments(make_node: MakeNode, make_feed: M
     create_feed_topic(node, "numbers", PARTITIONS)
     feed = make_feed(node)
     writing = Writing(node, "numbers", PARTITIONS, generator, 0.02)
-    with Subscriber(feed, tmp_path / "s") as reader:
+    with Subscriber(feed, tmp_path / "subscriber") as reader:
         with writing.running():
             for number in range(rounds(full=50, part=5)):
                 before = reader.acked
@@ -99,7 +113,8 @@ def test_a_subscriber_killed_at_random_moments(make_node: MakeNode, make_feed: M
                 time.sleep(moment_s)  # The moment of the kill is what the round is about.
                 reader.kill()
         reader.catch_up(writing.count)
-    check_complete(reader.seen(), writing.sent)
+    seen = [(entry.lsn, entry.partition, int(entry.value.split()[0])) for entry in reader.entries()]
+    check_complete(seen, writing.sent)
     with feed.client("subscriber") as client:
         assert str(client.ack(GlobalLsn.parse(reader.acked)).acked) == reader.acked
 

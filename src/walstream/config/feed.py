@@ -164,6 +164,9 @@ class FeedConfig(Section):
     window_bytes_max: int = Field(default=64 * MIB, ge=MIB)
     """Bytes of the newest entries that are kept in memory for all subscribers; older ones are read from the log."""
 
+    settle_ms: int = Field(default=1_000, ge=0)
+    """With Apache Kafka as the log: how long an entry waits for earlier ones. The clocks may differ by so much."""
+
     allow_insecure: bool = False
     """Listen beyond loopback without TLS all the same: whoever reads the line can read rows and steal tokens."""
 

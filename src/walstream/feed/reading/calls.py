@@ -26,6 +26,10 @@ FETCH: Final = 1
 LIST_OFFSETS: Final = 2
 READ_COMMITTED: Final = 1
 
+_CONSUMER: Final = -1
+_DEBUGGER: Final = -2
+"""Who asks. To a debugger Apache Kafka tells the end of what was appended, to a consumer that of what can be read."""
+
 LATEST: Final = -1
 EARLIEST: Final = -2
 RESOLVED: Final = 1 << 62
@@ -216,11 +220,14 @@ def fetch_call(
     return Call(FETCH, range(11, 12), write, _read_fetched)
 
 
-def offsets_call(wanted: Mapping[TopicPartition, int]) -> Call:
-    """Ask where times, or LATEST, EARLIEST and RESOLVED, are. The answer is a dict of Found."""
+def offsets_call(wanted: Mapping[TopicPartition, int], *, with_unreadable: bool = False) -> Call:
+    """Ask where times, or LATEST, EARLIEST and RESOLVED, are. The answer is a dict of Found.
+
+    With what cannot be read yet, LATEST of Apache Kafka is behind everything that was appended.
+    """
 
     def write(_: int) -> bytes:
-        parts = [_OFFSETS_HEAD.pack(-1, READ_COMMITTED)]
+        parts = [_OFFSETS_HEAD.pack(_DEBUGGER if with_unreadable else _CONSUMER, READ_COMMITTED)]
         _write_topics(parts, wanted, lambda index, time_ms: _OFFSETS_PARTITION.pack(index, -1, time_ms))
         return b"".join(parts)
 

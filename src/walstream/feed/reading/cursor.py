@@ -28,7 +28,7 @@ from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import Frame
 from walstream.feed.reading.log_client import LogClient
 from walstream.feed.reading.log_errors import passes
-from walstream.feed.reading.merge import Merge, Strand, frame_of
+from walstream.feed.reading.merge import Late, Merge, Strand, frame_of
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.region_topic import REGIONS
 from walstream.feed.reading.resolved import Promises
@@ -85,7 +85,7 @@ class Reader:
         self._beyond_since_s: dict[TopicPartition, float] = {}
         self.trouble = ""
         """What is waited for: why nothing is read at the moment; empty: all is well."""
-        self.merge = Merge(start, is_settled=view.promises.are_given)
+        self.merge = Merge(start)
         self.merge.limit = 0
         self.places: dict[TopicPartition, Place] = {}
         self.ends: dict[TopicPartition, int] = {}
@@ -112,8 +112,7 @@ class Reader:
                 return None
             runs = self.merge.take()
             if runs:
-                resolved = self.merge.position - 1 if self.merge.is_settled else 0
-                return frame_of(runs, self._view.cluster, resolved)
+                return frame_of(runs, self._view.cluster, self.merge.position - 1)
             await self._feed()
             self._retry.reset()
             self.trouble = ""
@@ -174,7 +173,10 @@ class Reader:
             self._view.topics.note_end(partition, loaded.high_watermark)
         if chunk is None or chunk.next_offset == place.offset:
             return False
-        self.merge.push(partition, chunk)
+        try:
+            self.merge.push(partition, chunk)
+        except Late as late:
+            raise self._view.promises.note_broken(partition, late.lsn) from None
         if chunk.lsns:
             self._view.seeking.note(place.lane, chunk.next_offset - 1, chunk.lsns[-1])
         self.places[partition] = Place(place.lane, chunk.next_offset, chunk.stamp_ms)
@@ -228,23 +230,24 @@ class Cursor(Reader):
         self._is_open = False
 
     async def _feed(self) -> None:
-        before = self.merge.position, self.merge.limit
         blocked = self.merge.blocked()
         self._raise_bounds(blocked)
         blocked = self.merge.blocked()
         places = [self.places[one] for one in map(_partition, blocked) if self._has_more(one)]
         if places:
-            await self._load(places)
+            has_moved = await self._load(places)
         else:
             await self._view.promises.ask([*map(_partition, blocked), REGIONS])
             await self._view.topics.settle()
             if await self.join():
                 self._raise_bounds(blocked)
                 self.merge.take(0)
-        if (self.merge.position, self.merge.limit) == before and not self.merge.buffered:
-            await asyncio.sleep(self._pause.take())
-        else:
+            has_moved = self.merge.head() <= self.merge.position
+        if has_moved:
             self._pause.reset()
+        else:
+            wait_s = min(self._view.promises.wait_s(self.merge.head()), PAUSE_S_MAX)
+            await asyncio.sleep(max(self._pause.take(), wait_s))
 
     def _has_more(self, partition: TopicPartition) -> bool:
         promise, offset = self._view.promises.of(partition), self.places[partition].offset
@@ -252,15 +255,19 @@ class Cursor(Reader):
             return True
         return offset < self.ends.get(partition, 1 << 63) if promise is None else False
 
-    async def _load(self, places: list[Place]) -> None:
+    async def _load(self, places: list[Place]) -> bool:
+        """Read on at these places; return whether anything was there."""
         bytes_each = fetch_bytes(len(self.places), self._view.chunks.readers)
         found = await self._view.chunks.load(places, bytes_each)
-        following = []
+        moved, following = False, []
         for place in places:
             partition = TopicPartition(place.lane.topic, place.lane.partition)
-            if self._take_in(partition, place, found[partition]) and self._has_more(partition):
-                following.append(self.places[partition])
+            if self._take_in(partition, place, found[partition]):
+                moved = True
+                if self._has_more(partition):
+                    following.append(self.places[partition])
         self._view.chunks.load_ahead(following, bytes_each)
+        return moved
 
 
 def _partition(strand: Strand) -> TopicPartition:

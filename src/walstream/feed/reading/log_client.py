@@ -41,6 +41,7 @@ from walstream.feed.reading.log_errors import (
     passes,
     translated,
     try_out,
+    unanswered,
     unreachable,
 )
 from walstream.log.batch import Compression
@@ -109,6 +110,11 @@ class LogClient:
             raise
         return self
 
+    @property
+    def bootstrap(self) -> str:
+        """Where the log is, as it was given."""
+        return self._address.bootstrap
+
     async def close(self) -> None:
         """End all connections."""
         if self._refreshing is not None:
@@ -171,13 +177,17 @@ class LogClient:
                 break
         return dict(found)
 
-    async def offsets(self, wanted: Mapping[TopicPartition, int], line: str = "offsets") -> dict[TopicPartition, Found]:
+    async def offsets(
+        self, wanted: Mapping[TopicPartition, int], line: str = "offsets", *, with_unreadable: bool = False
+    ) -> dict[TopicPartition, Found]:
         """Ask where times are, all leaders at once. Partitions that nobody answers for are left out."""
         nodes = self.by_leader(wanted)
         if sum(map(len, nodes.values())) < len(wanted):
             await self.refresh_quietly()
             nodes = self.by_leader(wanted)
-        calls = [self._send(node, offsets_call(part), line) for node, part in nodes.items()]
+        calls = [
+            self._send(node, offsets_call(part, with_unreadable=with_unreadable), line) for node, part in nodes.items()
+        ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         found: dict[TopicPartition, Found] = {}
         for answer in answers:
@@ -202,7 +212,7 @@ class LogClient:
                 await patience.after(error_of(answer.code, str(partition)))
                 break
             else:
-                await patience.after(unreachable(self._address.bootstrap, "who leads a partition does not answer"))
+                await patience.after(unanswered(self._address.bootstrap))
 
     async def append(self, partition: TopicPartition, records: Sequence[tuple[bytes | None, bytes]]) -> int:
         """Append (key, value) records as one batch, on all replicas in sync before it returns; return its offset.

@@ -66,6 +66,11 @@ def unreachable(bootstrap: str, reason: str) -> UnreachableError:
     )
 
 
+def unanswered(bootstrap: str) -> UnreachableError:
+    """Return the error that nobody who leads a partition answers."""
+    return unreachable(bootstrap, "who leads a partition does not answer")
+
+
 @contextmanager
 def translated(bootstrap: str) -> Iterator[None]:
     """Turn errors of aiokafka into ours."""

@@ -5,8 +5,7 @@ from there on is given the window's frames; when the window has moved past a sub
 again. Both hand out everything below their position and nothing twice, and the position is one number: so the change
 from one to the other loses nothing and repeats nothing, wherever it happens.
 
-A log without resolved positions has no such number, and topics of walstream's own are not in the window: a source that
-reads those follows the end of its partitions by itself.
+Topics of walstream's own are not in the window: a source that reads those follows the end of its partitions by itself.
 """
 
 from __future__ import annotations
@@ -66,6 +65,8 @@ class LogSource(FrameSource):
         window = self._window
         assert window is not None
         if self._next < window.first:
+            # Perhaps because an entry came too late: then it may be one that is lacking here.
+            self._view.promises.check(self.position, self._view.topics.chosen(self._topics))
             self._reader, self.is_live = Cursor(self._view, self.position, self._topics), False
             return None
         frame = window.frame(self._next)

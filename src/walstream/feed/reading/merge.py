@@ -4,7 +4,7 @@ Owns what may be handed out next, and refuses to know how chunks are read or bou
 partition on its way through the merge: chunks that were read and not handed out yet, and a *bound*, below which nothing
 will follow them. A *run* is a piece of a chunk; entries are moved by runs, never one by one. Sans-IO.
 
-The invariants, for a log that tells resolved positions:
+The invariants:
 
 * what is handed out ascends strictly, over all partitions and all calls;
 * every entry below `position` that any strand has, or will ever get, has been handed out;
@@ -13,9 +13,6 @@ The invariants, for a log that tells resolved positions:
 Nothing can be handed out above the bound of a strand that has nothing to show, so an idle partition holds up all others
 until its bound is raised: `blocked` names those. A chunk below what was promised for its strand is not merged but
 refused: to hand it out now would break the order, and to leave it out would lose it.
-
-For a log that does not tell (`is_settled` false), an idle strand holds up nobody: what is there is merged, and
-something earlier may follow.
 """
 
 from __future__ import annotations
@@ -26,16 +23,22 @@ from collections.abc import Hashable, Iterable
 from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
-from walstream.errors import LogUnfit
 from walstream.feed.reading.entries import Chunk
 from walstream.feed.reading.frames import Frame
-from walstream.positions import GlobalLsn
 
 NO_LIMIT: Final = 1 << 128
 """Above every LSN."""
 
 FRAME_ENTRIES: Final = 2_000
 FRAME_BYTES: Final = 1024 * 1024
+
+
+class Late(Exception):
+    """An entry came below what its strand had promised; the argument is its LSN."""
+
+    def __init__(self, lsn: int) -> None:
+        super().__init__(lsn)
+        self.lsn = lsn
 
 
 class Run(NamedTuple):
@@ -80,11 +83,10 @@ class Strand:
 class Merge:
     """The strands of one reader."""
 
-    def __init__(self, position: int, *, is_settled: bool = True) -> None:
+    def __init__(self, position: int) -> None:
         """Begin at an LSN: nothing below will be handed out."""
         self.position = position
         self.limit = NO_LIMIT
-        self.is_settled = is_settled
         self.strands: dict[Hashable, Strand] = {}
 
     def add(self, name: Hashable) -> Strand:
@@ -97,17 +99,13 @@ class Merge:
         self.strands.pop(name, None)
 
     def push(self, name: Hashable, chunk: Chunk) -> None:
-        """Add what follows in a partition. Raises LogUnfit when it comes too late."""
+        """Add what follows in a partition. Raises Late."""
         strand = self.strands[name]
         if not chunk.lsns or chunk.lsns[-1] < strand.least:
             return
         first = bisect_left(chunk.lsns, strand.least) if chunk.lsns[0] < strand.least else 0
-        if self.is_settled and chunk.lsns[first] < strand.bound:
-            raise LogUnfit(
-                f"{name} has a record with the LSN {GlobalLsn(chunk.lsns[first])}, though the log had promised that "
-                f"none would come below {GlobalLsn(strand.bound)}.",
-                "Was message.timestamp.type of the topic changed? It must stay LogAppendTime while it is in the feed.",
-            )
+        if chunk.lsns[first] < strand.bound:
+            raise Late(chunk.lsns[first])
         if first:
             strand.at = first
         strand.chunks.append(chunk)
@@ -162,19 +160,16 @@ class Merge:
                 heapreplace(heap, (strand.head, number, strand))
             else:
                 heappop(heap)
-                if self.is_settled:
-                    horizon = min(horizon, strand.bound)
+                horizon = min(horizon, strand.bound)
         self._move(runs, heap[0][0] if heap else NO_LIMIT, horizon)
         return runs
 
     def _horizon(self) -> int:
-        if not self.is_settled:
-            return NO_LIMIT
         return min([self.limit, *(strand.bound for strand in self.strands.values() if not strand.chunks)])
 
     def _move(self, runs: list[Run], head: int, horizon: int) -> None:
         last = runs[-1].chunk.lsns[runs[-1].end - 1] + 1 if runs else 0
-        settled = min(head, horizon) if self.is_settled else 0
+        settled = min(head, horizon)
         if settled == NO_LIMIT:
             settled = 0
         self.position = max(self.position, last, settled)

@@ -57,7 +57,7 @@ class Reading:
         self.metrics = ReadingMetrics()
         self._client = client = await LogClient.connect(address)
         try:
-            self._promises = promises = Promises(client)
+            self._promises = promises = Promises(client, config.settle_ms)
             self._topics = Topics(client, promises, self.metrics, config.cluster, config.topics, capture_prefixes)
             await self._topics.open()
             self._chunks = Chunks(client, self.metrics)
@@ -87,19 +87,20 @@ class Reading:
 
         `topics` are patterns; a frame may hold other topics too, so a Filter with the same patterns must follow. A
         topic of walstream's own is read when it is named exactly; UnknownTopic and LogUnfit say when that cannot be.
+        LogUnfit also says that an entry below the start came so late that whoever stands there may lack it.
         """
         own = [topic for topic in topics if "*" not in topic and self._topics.is_own(topic)]
         if own:
             await self._topics.admit(own)
+        self._promises.check(start, self._topics.chosen(topics))
         if not own and self._window.serves(start):
             return LogSource(self._view, self._window, start, topics)
-        follows = bool(own) or not self._promises.are_given
-        reader = (Tail if follows else Cursor)(self._view, start, topics)
+        reader = (Tail if own else Cursor)(self._view, start, topics)
         try:
             await reader.join()
         except Removed as error:
             raise LsnNotAvailable.of(GlobalLsn(start), GlobalLsn(error.oldest), GlobalLsn(self.head())) from None
-        return LogSource(self._view, None if follows else self._window, start, topics, reader)
+        return LogSource(self._view, None if own else self._window, start, topics, reader)
 
     def head(self) -> int:
         """Return the LSN of the newest entry that can be read; 0: there is none."""
@@ -114,8 +115,8 @@ class Reading:
         return await self._view.seeking.oldest(self._topics.chosen(topics))
 
     def resolved(self) -> int:
-        """Return the LSN up to which no entry will come any more: the window has them all. 0: the log does not tell."""
-        return max(self._window.position - 1, 0) if self._promises.are_given else 0
+        """Return the LSN up to which no entry will come any more: the window has them all."""
+        return max(self._window.position - 1, 0)
 
     def held_back_by(self) -> str:
         """Name the partition that keeps `resolved` from going on; empty when none does."""

@@ -19,7 +19,7 @@ with stamps up to T, a partition that comes later cannot have anything that belo
 not with a leader whose clock is behind, not if its topic was written to long before a feed knew of it. And nothing of
 it is passed over: to all readers its records are new when it joins. The same holds for a new roll.
 
-A log that promises nothing of the kind (Apache Kafka) has the same regions without this safety. Sans-IO.
+With Apache Kafka the promises are those that `resolved` makes of its clocks, and this is as safe as they are. Sans-IO.
 """
 
 from __future__ import annotations

@@ -1,30 +1,52 @@
-"""Resolved positions: what the log has promised about what is still to come.
+"""Resolved positions: what is known about what is still to come.
 
-Owns the last promise of each partition, and the asking. A promise is (offset, time): every record from the offset on,
-now and for ever, is appended after the time. So whoever has read up to the offset knows that the next entry of the
-partition has an LSN above that time. Promises are asked for when somebody is held up for want of one, never else: an
-idle log is not disturbed. One question is on its way at a time; who asks meanwhile shares the next.
+Owns the last promise of each partition, the asking, and the promises that were broken. A promise is (offset, time):
+every record from the offset on, now and for ever, is appended after the time. So whoever has read up to the offset
+knows that the next entry of the partition has an LSN above that time. Promises are asked for when somebody is held up
+for want of one, never else: an idle log is not disturbed. One question is on its way at a time; who asks meanwhile
+shares the next.
 
-A log that never promises anything (Apache Kafka) is noticed when the feed opens; from then on nobody waits for it.
+A walstream node promises by itself, and keeps it whatever its clock does. Apache Kafka promises nothing, which is
+noticed when the feed opens. There a promise is made from what it does tell: where a partition ends, with everything
+that was appended, also what cannot be read yet. What comes behind that end is stamped later than the question was
+asked, as far as the clocks of brokers and feed agree and a broker does not dally between looking at its clock and
+appending: `settle_ms` is how much of that is allowed for. What is appended and cannot be read yet (its replicas lag, or
+its transaction is open) holds up the others for as long as that lasts, as on a node.
+
+Such a promise can be broken. An entry that comes too late is refused (`merge`), and from then on whoever may have gone
+past it without it is told so, instead of going on: `check`. Who asks for it by its LSN gets it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from walstream.errors import WalstreamError
-from walstream.feed.reading.calls import RESOLVED, Found
+from walstream.errors import LogUnfit, WalstreamError
+from walstream.feed.reading.calls import LATEST, RESOLVED, Found
 from walstream.feed.reading.log_client import LogClient
+from walstream.feed.reading.log_errors import unanswered
+from walstream.logs import get
 from walstream.positions import GlobalLsn, TopicPartition
 
 LINE: Final = "resolved"
 
 OPENING_S: Final = 5.0
 """How long to ask before a log counts as one that promises nothing: a new leader may not know at once."""
+ANSWER_S: Final = 30.0
+"""How long to ask when nobody answers."""
+
+PACE_S: Final = 0.02
+"""How often a log that promises nothing is asked at most: what it says is old by far more than that."""
+
+BROKEN_MAX: Final = 1_000
+"""Broken promises that are remembered; more say nothing new about the clocks."""
 
 _PAUSE_S: Final = 0.1
+
+log = get(__name__)
 
 
 class Promise(NamedTuple):
@@ -39,18 +61,40 @@ class Promise(NamedTuple):
         return GlobalLsn.at_time(self.time_ms + 1)
 
 
+class Broken(NamedTuple):
+    """An entry that came though none was to come below a bound."""
+
+    partition: TopicPartition
+    lsn: int
+    bound: int
+
+    def error(self) -> LogUnfit:
+        """Return what whoever went past it is told."""
+        return LogUnfit(
+            f"{self.partition} has a record with the LSN {GlobalLsn(self.lsn)}, which came when none was expected any "
+            f"more below {GlobalLsn(self.bound)}.",
+            f"Begin at {GlobalLsn(self.lsn)} to have it, and again what came since, or behind {GlobalLsn(self.bound)} "
+            "to go on without. message.timestamp.type of a topic must stay LogAppendTime while it is in the feed; with "
+            "Apache Kafka the clocks must agree, and feed.settle_ms says how well.",
+        )
+
+
 class Promises:
     """The newest promise of each partition."""
 
-    def __init__(self, client: LogClient) -> None:
+    def __init__(self, client: LogClient, settle_ms: int) -> None:
         self._client = client
+        self._settle_ms = settle_ms
         self._found: dict[TopicPartition, Promise] = {}
+        self._broken: list[Broken] = []
         self._asking = asyncio.Lock()
+        self._asked_s = 0.0
         self._next: asyncio.Task[None] | None = None
         self._next_wanted: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_answered = False
         self.are_given = True
-        """Whether this log promises anything."""
+        """Whether this log promises anything by itself."""
 
     def of(self, partition: TopicPartition) -> Promise | None:
         """Return the last promise."""
@@ -62,14 +106,24 @@ class Promises:
             self._found.pop(partition, None)
 
     async def open(self, partitions: Collection[TopicPartition]) -> None:
-        """Find out whether the log promises anything."""
-        end = asyncio.get_running_loop().time() + OPENING_S
-        while True:
+        """Find out whether the log promises anything. Raises UnreachableError when nobody answers."""
+        began_s = asyncio.get_running_loop().time()
+        while not self._found:
             await self.ask(partitions)
-            self.are_given = bool(self._found)
-            if self.are_given or asyncio.get_running_loop().time() > end:
+            passed_s = asyncio.get_running_loop().time() - began_s
+            if self._has_answered and passed_s > OPENING_S:
+                self.are_given = False
+                log.warning(
+                    "log gives no resolved positions",
+                    consequence="entries wait, and their order is as right as the clocks",
+                    settle_ms=self._settle_ms,
+                )
+                await self.ask(partitions)
                 return
-            await asyncio.sleep(_PAUSE_S)
+            if passed_s > ANSWER_S:
+                raise unanswered(self._client.bootstrap)
+            if not self._found:
+                await asyncio.sleep(_PAUSE_S)
 
     async def ask(self, partitions: Iterable[TopicPartition]) -> None:
         """Have newer promises for these, as far as somebody answers; made after this call."""
@@ -79,6 +133,34 @@ class Promises:
             self._tasks.add(self._next)
             self._next.add_done_callback(self._tasks.discard)
         await asyncio.shield(self._next)
+
+    def wait_s(self, lsn: int) -> float:
+        """Return how long it makes no sense to ask whether anything can still come below an LSN."""
+        if self.are_given:
+            return 0.0
+        settled_s = (GlobalLsn(lsn).time_ms + self._settle_ms) / 1000 - time.time()
+        # A stamp may be far ahead: the clock of its broker was set back since.
+        paced_s = self._asked_s + PACE_S - asyncio.get_running_loop().time()
+        return max(min(settled_s, self._settle_ms / 1000), paced_s, 0.0)
+
+    def note_broken(self, partition: TopicPartition, lsn: int) -> LogUnfit:
+        """Remember that an entry came in spite of a promise; return what to say."""
+        for known in self._broken:
+            if (known.partition, known.lsn) == (partition, lsn):
+                return known.error()
+        # Nobody is to believe it any more, or who asks for the entry would be refused it again.
+        promise = self._found.pop(partition, None)
+        broken = Broken(partition, lsn, max(promise.bound if promise is not None else 0, lsn + 1))
+        log.error("an entry came too late", partition=str(partition), lsn=str(GlobalLsn(lsn)))
+        if len(self._broken) < BROKEN_MAX:
+            self._broken.append(broken)
+        return broken.error()
+
+    def check(self, position: int, partitions: Collection[TopicPartition]) -> None:
+        """Tell a reader at a position that it may lack an entry that came too late. Raises LogUnfit."""
+        for broken in self._broken:
+            if broken.lsn < position <= broken.bound and broken.partition in partitions:
+                raise broken.error()
 
     async def close(self) -> None:
         """Ask no more."""
@@ -91,12 +173,24 @@ class Promises:
             # Who comes from here on is not in this question, and starts the next one.
             wanted, self._next_wanted, self._next = self._next_wanted, set(), None
             try:
-                answers = await self._client.offsets(dict.fromkeys(wanted, RESOLVED), line=LINE)
+                answers = await (self._ask_node(wanted) if self.are_given else self._ask_kafka(wanted))
             except WalstreamError:
                 return
             if any(answer.code for answer in answers.values()):
                 await self._client.refresh_quietly()
             self._keep(answers)
+
+    async def _ask_node(self, wanted: set[TopicPartition]) -> Mapping[TopicPartition, Found]:
+        answers = await self._client.offsets(dict.fromkeys(wanted, RESOLVED), line=LINE)
+        self._has_answered |= any(not answer.code for answer in answers.values())
+        return answers
+
+    async def _ask_kafka(self, wanted: set[TopicPartition]) -> Mapping[TopicPartition, Found]:
+        """Make promises of where partitions end, by the time at which that was asked."""
+        self._asked_s = asyncio.get_running_loop().time()
+        time_ms = int(time.time() * 1000) - self._settle_ms
+        ends = await self._client.offsets(dict.fromkeys(wanted, LATEST), line=LINE, with_unreadable=True)
+        return {one: end._replace(timestamp_ms=time_ms) for one, end in ends.items()}
 
     def _keep(self, answers: Mapping[TopicPartition, Found]) -> None:
         for partition, answer in answers.items():

@@ -155,7 +155,7 @@ class Seeking:
         """Return what the next record of an empty partition will be above."""
         await self._promises.ask([partition])
         promise = self._promises.of(partition)
-        # A log that promises nothing: then all that was ever read here is what is known.
+        # Nobody answers: then all that was ever read here is what is known.
         return promise.bound if promise is not None else max([0, *(one.lsn + 1 for one in self.last_read.values())])
 
     async def _first_entry(self, partition: TopicPartition, lane: Lane, offset: int) -> int | None:

@@ -149,10 +149,12 @@ class Tail(Reader):
 
     def _ask(self) -> float:
         """Have a question on its way, if an entry is held up or none was asked for long; return when to look again."""
-        if self._asking is not None or not self.merge.is_settled:
+        if self._asking is not None:
             return IDLE_S
         now_s = asyncio.get_running_loop().time()
-        due_s = self._retry_at_s if self.merge.buffered else self._asked_s + IDLE_S
+        due_s = self._asked_s + IDLE_S
+        if self.merge.buffered:
+            due_s = max(self._retry_at_s, now_s + self._view.promises.wait_s(self.merge.head()))
         if now_s < due_s:
             return due_s - now_s
         self._asked_s = now_s

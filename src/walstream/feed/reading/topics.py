@@ -21,7 +21,6 @@ from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import matches_topic
 from walstream.feed.reading.log_client import LogClient
-from walstream.feed.reading.merge import NO_LIMIT
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.region_topic import REGIONS, Regions
 from walstream.feed.reading.regions import Named
@@ -97,9 +96,6 @@ class Topics:
         self.regions = await Regions.open(self._client)
         await self.refresh()
         await self._promises.open([REGIONS, *self.lanes])
-        if not self._promises.are_given:
-            self.bound = NO_LIMIT
-            log.warning("log gives no resolved positions", consequence="order holds within a partition only")
         await self.settle()
         self._loop = asyncio.create_task(self._look())
 
@@ -158,7 +154,7 @@ class Topics:
     def settle_now(self) -> bool:
         """Raise the bound if that needs no reading; return whether it was raised as far as it goes."""
         promise = self._promises.of(REGIONS)
-        if not self._promises.are_given or promise is None:
+        if promise is None:
             return True
         if promise.offset > self.regions.table.next_offset or self._considered < self.regions.table.next_offset:
             return False
