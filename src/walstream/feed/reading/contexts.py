@@ -134,8 +134,10 @@ _NAMES: Final = _NUMBERS.union(("tenant", "op"))
 
 def _transaction(commit_lsn: int, commit_time_ms: int, txid: int) -> bytes:
     """Write the fields of a transaction."""
-    lsn = wire.varint(commit_lsn)
     # A row's own LSN orders nothing: a change goes by that of its transaction in PostgreSQL, too.
+    lsn = wire.varint(commit_lsn)
+    if commit_lsn and commit_time_ms and txid:
+        return b"\x68%b\x80\x01%b\x10%b\x78%b" % (lsn, lsn, wire.varint(commit_time_ms), wire.varint(txid))
     lsns = b"\x68%b\x80\x01%b" % (lsn, lsn) if commit_lsn else b""
     return lsns + wire.number(2, commit_time_ms) + wire.number(15, txid)
 

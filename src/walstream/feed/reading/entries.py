@@ -263,7 +263,7 @@ class _Coder:
     def _encode(self, records: Iterator[_Record]) -> None:
         """Encode some records of a batch. Every line of the loop is paid for by every record."""
         plain, add_encoded, add_lsn = self._lane.contexts.plain, self._encoded.append, self._lsns.append
-        keys, values, entries, digits, sequences = wire.KEY, wire.VALUE, wire.ENTRY, wire.FOUR_DIGITS, wire.SEQ
+        keys, values, entries, digits, sequence = wire.KEY, wire.VALUE, wire.ENTRY, wire.FOUR_DIGITS, wire.SEQ.get
         join, crc, checksum = b"".join, crc32c, wire.checksum
         least_offset, span_end, tenants = self._least_offset, -1, self._tenants
         current, headed, others = None, plain, b""
@@ -284,13 +284,11 @@ class _Coder:
                 context, ending = headed, others
             else:
                 name, content = headers.pop()
-                if headers == known and name == "seq" and content and content.isdigit() and len(content) < DIGITS_MAX:
-                    number = int(content)
-                    ending = sequences[number] if number < TABLE else wire.number(14, number)
-                else:
+                number = sequence(content) or _large_sequence(content)
+                if number is None or name != "seq" or headers != known:
                     same, known, headed, others = self._describe(headers, name, content)
-                    ending = others
-                context = headed
+                    number = others
+                context, ending = headed, number
             if context is not current:
                 current = context
                 fields, fields_of_null, tenant, is_timed, _ = context
@@ -365,6 +363,12 @@ class _Coder:
 @lru_cache(maxsize=4_096)
 def _committed_at(timestamp: int | None) -> bytes:
     return wire.number(2, timestamp) if timestamp is not None and timestamp > 0 else b""
+
+
+def _large_sequence(content: bytes | None) -> bytes | None:
+    """Return what a sequence number comes to that is not in the table; None when it is no number."""
+    is_number = content is not None and content.isdigit() and len(content) < DIGITS_MAX
+    return wire.number(14, int(content or b"")) if is_number else None
 
 
 def _encode_large(key: bytes, between: bytes, value: bytes, ending: bytes) -> bytes:
