@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 import snappy
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from feed.frames import Written, frame_of
 from walstream.errors import UsageError
 from walstream.feed import wal_pb2
-from walstream.feed.reading.frames import Filter
+from walstream.feed.reading.frames import Filter, Frame
 from walstream.feed.service import batching
 from walstream.feed.service.batching import (
     Limits,
@@ -161,14 +162,40 @@ def test_equal_filters_share_what_was_cut() -> None:
 
 
 def test_what_is_shared_is_bounded() -> None:
-    shared = SharedCuts(bytes_max=10_000)
+    shared = SharedCuts(bytes_max=30_000)
     for _ in range(100):
         shared.cut(frame_of(entries(10, 100)), Filter(None, b"", ()), Limits(10))
-        assert shared.size_bytes <= 10_000
+        assert shared.size_bytes <= 30_000
     shared.cut(frame_of(entries(1000, 100)), Filter(None, b"", ()), Limits(10))
-    assert shared.size_bytes > 10_000, "one that is larger is kept alone"
+    assert shared.size_bytes > 30_000, "one that is larger is kept alone"
     shared.cut(frame_of(entries(1)), Filter(None, b"", ()), Limits(10))
-    assert shared.size_bytes < 10_000
+    assert shared.size_bytes < 30_000
+
+
+class Watched(Frame):
+    """A frame of which can be told whether somebody still has it."""
+
+
+def test_frames_with_nothing_for_a_subscriber_are_not_kept_for_it() -> None:
+    shared, frames, made = SharedCuts(bytes_max=100_000), [], frame_of(entries(10, 1000))
+    for _ in range(200):
+        frame = Watched(made.lsns, made.encoded, made.tenants, made.topics)
+        assert not shared.cut(frame, Filter(b"nobody", b"", ()), Limits(10)).slices
+        frames.append(weakref.ref(frame))
+        del frame
+    assert sum(frame() is not None for frame in frames) < 10
+
+
+def test_many_filters_of_one_frame_are_counted() -> None:
+    shared, frame = SharedCuts(bytes_max=100_000), frame_of(entries(1))
+    for number in range(1000):
+        shared.cut(frame, Filter(b"tenant-%d" % number, b"", ()), Limits(10))
+        assert shared.size_bytes <= 100_000
+    again = frame_of(entries(1000, 100))
+    shared.cut(again, Filter(None, b"", ()), Limits(10))
+    kept = shared.cut(again, Filter(None, b"", ()), Limits(20))
+    assert shared.cut(again, Filter(None, b"", ()), Limits(20)) is kept
+    assert again.size_bytes < shared.size_bytes < 4 * again.size_bytes, "the frame is counted once"
 
 
 @given(st.integers(0, (1 << 128) - 1))

@@ -7,7 +7,7 @@ compression. Entries are only ever copied, never looked into. Sans-IO.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -38,7 +38,10 @@ ZSTD_LEVEL: Final = 1
 """The stream is live: what a higher level saves on the wire it takes from everybody's time."""
 
 SHARED_BYTES_MAX: Final = 16 * MIB
-"""Bytes of slices kept for other subscribers; at the head all of them want the same within moments."""
+"""Bytes of frames and slices kept for other subscribers; at the head all of them want the same within moments."""
+
+CUT_BYTES: Final = 200
+"""What a cut costs in memory, also one with nothing in it."""
 
 
 class Limits(NamedTuple):
@@ -140,18 +143,24 @@ def _too_large(lsn: int, size_bytes: int, limits: Limits) -> EntryTooLarge:
 
 
 class SharedCuts:
-    """The slices of the frames that were cut last, for whoever wants the same; bounded by bytes."""
+    """The slices of the frames that were cut last, for whoever wants the same; bounded by bytes.
+
+    What is kept is counted with the frame that was cut: a subscriber of whom little is in a frame keeps it all the
+    same, and without that a quiet tenant beside busy ones would have the feed keep everything that the others get.
+    """
 
     def __init__(self, bytes_max: int = SHARED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._found: OrderedDict[tuple[int, Filter, Limits], tuple[Frame, Cut]] = OrderedDict()
+        """By the identity of the frame, which is kept beside its slices, so that no other can get it meanwhile."""
+        self._uses: Counter[int] = Counter()
+        """How often each frame is kept."""
         self.size_bytes = 0
         self.hits = 0
         self.misses = 0
 
     def cut(self, frame: Frame, entries: Filter, limits: Limits) -> Cut:
         """Return the slices of a frame that others may have been given, too."""
-        # The frame is kept beside its slices, so that no other can get its identity meanwhile.
         key = (id(frame), entries, limits)
         found = self._found.get(key)
         if found is not None:
@@ -160,16 +169,24 @@ class SharedCuts:
         self.misses += 1
         made = cut(frame, entries.select(frame), limits)
         self._found[key] = (frame, made)
-        self.size_bytes += _size(made)
+        self.size_bytes += _size(made) + (0 if self._uses[id(frame)] else frame.size_bytes)
+        self._uses[id(frame)] += 1
         while self.size_bytes > self._bytes_max and len(self._found) > 1:
-            _, (_, dropped) = self._found.popitem(last=False)
-            self.size_bytes -= _size(dropped)
+            self._drop()
         return made
+
+    def _drop(self) -> None:
+        (identity, _, _), (frame, made) = self._found.popitem(last=False)
+        self.size_bytes -= _size(made)
+        self._uses[identity] -= 1
+        if not self._uses[identity]:
+            del self._uses[identity]
+            self.size_bytes -= frame.size_bytes
 
 
 def _size(made: Cut) -> int:
     # As much again for the response that is made of each.
-    return sum(2 * len(one.body) for one in made.slices)
+    return CUT_BYTES + sum(2 * len(one.body) for one in made.slices)
 
 
 def choose_compression(size_bytes: int, accepted: Collection[int]) -> int:
