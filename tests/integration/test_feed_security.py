@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import jwt
 import pytest
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from feed.issuer import Signer, assembled
 from node.certificates import Authority
@@ -166,15 +165,6 @@ class TestTls:
             pytest.raises(AuthenticationFailed),
         ):
             known_without_token.lsn()
-
-
-def test_the_service_can_be_reflected(make_node: MakeNode, make_feed: MakeFeed) -> None:
-    _, feed = start(make_node, make_feed)
-    with grpc.insecure_channel(feed.address) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
-        assert "kdb.wal.v1.WalStream" in database.get_services()
-        file = database.FindFileContainingSymbol("kdb.wal.v1.WalStream")
-        assert {message.name for message in file.message_type} >= {"WalEntry", "SubscribeRequest", "WalResponse"}
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from walstream.config import Config
 from walstream.errors import ConfigError, UnreachableError, WalstreamError
 from walstream.feed.auth import tls
 from walstream.feed.auth.auth import Authenticator
+from walstream.feed.auth.interceptor import TokenInterceptor
 from walstream.feed.reading.reading import Reading
 from walstream.feed.service.ack_log import AckLog
 from walstream.feed.service.retention import MINUTE_MS, Retention
@@ -96,18 +97,18 @@ class Feed:
         parts.push_async_callback(acks.close)
         await acks.open()
         self.retention = Retention(config, address, self.reading, self.service, self.marks, acks)
-        await self._listen()
+        await self._listen(auth)
         self._run(self.service.check_streams())
         self._run(self.retention.run())
         parts.push_async_callback(self._end_tasks)
         log.info("feed ready", listen=f"{config.host}:{self.port}", http_port=self.http_port, version=self.version)
 
-    async def _listen(self) -> None:
+    async def _listen(self, auth: Authenticator) -> None:
         config = self.config.feed
         # First, so that whoever reaches the service finds everything else there, too.
         if config.http_listen:
             await self._listen_http(config.http_listen)
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_OPTIONS, interceptors=(TokenInterceptor(auth, SERVICE),))
         server.add_generic_rpc_handlers((self.service.handler(),))
         reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
         self.port = tls.listen(server, config)

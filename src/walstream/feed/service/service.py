@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from walstream import logs
 from walstream.config import FeedConfig
@@ -45,6 +46,7 @@ log = logs.get(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 SERVICE: Final = wal_pb2.DESCRIPTOR.services_by_name["WalStream"].full_name
 
@@ -95,30 +97,20 @@ class Service:
         self._acks = acks
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a server calls."""
+        """Return what a server calls. Requests come as bytes: nothing of them is read before it is known who calls."""
         unary = grpc.unary_unary_rpc_method_handler
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Subscribe": grpc.unary_stream_rpc_method_handler(
-                    self._subscribe, request_deserializer=wal_pb2.SubscribeRequest.FromString
-                ),
-                "Ack": unary(
-                    self._ack,
-                    request_deserializer=wal_pb2.AckRequest.FromString,
-                    response_serializer=wal_pb2.AckResponse.SerializeToString,
-                ),
-                "GetLSN": unary(
-                    self._get_lsn,
-                    request_deserializer=wal_pb2.GetLSNRequest.FromString,
-                    response_serializer=wal_pb2.GetLSNResponse.SerializeToString,
-                ),
+                "Subscribe": grpc.unary_stream_rpc_method_handler(self._subscribe),
+                "Ack": unary(self._ack, response_serializer=wal_pb2.AckResponse.SerializeToString),
+                "GetLSN": unary(self._get_lsn, response_serializer=wal_pb2.GetLSNResponse.SerializeToString),
             },
         )
 
     # Subscribe
 
-    async def _subscribe(self, request: wal_pb2.SubscribeRequest, context: Context) -> None:
+    async def _subscribe(self, request: bytes, context: Context) -> None:
         try:
             stream = await self._open(request, context)
         except WalstreamError as refusal:
@@ -142,9 +134,9 @@ class Service:
             self.ending -= 1
             stream.abandon()
 
-    async def _open(self, request: wal_pb2.SubscribeRequest, context: Context) -> Subscription:
+    async def _open(self, request: bytes, context: Context) -> Subscription:
         identity = await self._auth.authenticate(context.invocation_metadata() or ())
-        demand = Demand.of(request, identity, self.config)
+        demand = Demand.of(_read(wal_pb2.SubscribeRequest, request), identity, self.config)
         if self._stopping is not None:
             raise self._stopping
         if len(self.streams) + self._opening + self.ending >= self.config.subscriptions_max:
@@ -223,11 +215,12 @@ class Service:
 
     # Ack and GetLSN
 
-    async def _ack(self, request: wal_pb2.AckRequest, context: Context) -> wal_pb2.AckResponse:
+    async def _ack(self, request: bytes, context: Context) -> wal_pb2.AckResponse:
         return await self._answer("Ack", context, lambda identity: self._acknowledge(request, identity))
 
-    async def _acknowledge(self, request: wal_pb2.AckRequest, identity: Identity) -> wal_pb2.AckResponse:
+    async def _acknowledge(self, data: bytes, identity: Identity) -> wal_pb2.AckResponse:
         assert self._acks is not None
+        request = _read(wal_pb2.AckRequest, data)
         if not request.ack_lsn:
             raise UsageError("ack_lsn is empty.", "It is the LSN of the last entry that was processed.")
         lsn = int(GlobalLsn.parse(request.ack_lsn))
@@ -267,8 +260,9 @@ class Service:
             await asyncio.sleep(HEAD_LOOK_S)
         return self.reading.head()
 
-    async def _get_lsn(self, request: wal_pb2.GetLSNRequest, context: Context) -> wal_pb2.GetLSNResponse:
+    async def _get_lsn(self, data: bytes, context: Context) -> wal_pb2.GetLSNResponse:
         async def look(identity: Identity) -> wal_pb2.GetLSNResponse:
+            request = _read(wal_pb2.GetLSNRequest, data)
             subscriber = Subscriber(identity.role, identity.tenant, identity.subject)
             found = await extent(self.reading, request.framing, request.capture)
             return wal_pb2.GetLSNResponse(
@@ -321,3 +315,11 @@ class Service:
             now, now_s = time.monotonic(), time.time()
             for stream in list(self.streams.values()):
                 stream.check(now, now_s)
+
+
+def _read(kind: type[M], data: bytes) -> M:
+    """Read a request. Raises UsageError."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise UsageError(f"The request is no {kind.__name__}.", "wal.proto says how it is written.") from None
