@@ -59,6 +59,9 @@ class MemoryLog(Reading):
         self.open_sources += 1
         return MemorySource(self, start)
 
+    def own_topics(self, topics: tuple[str, ...]) -> list[str]:
+        return []
+
     def head(self) -> int:
         return self.written[-1].lsn if self.written else 0
 
@@ -77,7 +80,7 @@ class MemoryLog(Reading):
     def topics(self) -> list[str]:
         return ["t"]
 
-    def entries_behind(self, lsn: int) -> int:
+    def count_from(self, lsn: int) -> int:
         return len(self.written) - bisect_left(self.written, lsn, key=lambda entry: entry.lsn)
 
     async def close(self) -> None: ...
@@ -109,7 +112,7 @@ class MemorySource(FrameSource):
         return frame
 
     def entries_behind(self) -> int:
-        return self._log.entries_behind(self.position)
+        return self._log.count_from(self.position)
 
     async def close(self) -> None:
         self._log.open_sources -= 1

@@ -188,10 +188,12 @@ def test_how_far_an_lsn_is_behind_is_told_from_marks() -> None:
     model = Model(bytes_max=10_000)
     model.begin_window()
     model.lsns = list(range(10_000))
+    assert model.window.entries_since(0) == 0
     for _ in range(100):
         model.publish(100)
     for lsn, least, most in ((9_999, 1, 1), (9_950, 50, 50), (5_000, 4_000, 6_000), (0, 9_900, 10_100)):
         assert least <= model.window.entries_since(lsn) <= most
     assert model.window.entries_since(20_000) == 0
+    assert model.window.has_seen(0)
     assert model.view.metrics.window_bytes <= 25_000
     assert model.view.metrics.index_bytes > 0

@@ -86,11 +86,10 @@ class Reading:
         """Return a source of everything from this LSN on. Raises LsnNotAvailable when some of it was removed.
 
         `topics` are patterns; a frame may hold other topics too, so a Filter with the same patterns must follow. A
-        topic of walstream's own is read when it is named exactly; UnknownTopic and LogUnfit say when that cannot be.
-        LogUnfit also says that an entry below the start came so late that whoever stands there may lack it.
+        topic of walstream's own is read when it is named exactly; UnknownTopic, UsageError and LogUnfit say when that
+        cannot be. LogUnfit also says that an entry below the start came so late that whoever stands there may lack it.
         """
-        own = [topic for topic in topics if "*" not in topic and self._topics.is_own(topic)]
-        if own:
+        if own := self.own_topics(topics):
             await self._topics.admit(own)
         self._promises.check(start, self._topics.chosen(topics))
         if not own and self._window.serves(start):
@@ -98,9 +97,17 @@ class Reading:
         reader = (Tail if own else Cursor)(self._view, start, topics)
         try:
             await reader.join()
-        except Removed as error:
-            raise LsnNotAvailable.of(GlobalLsn(start), GlobalLsn(error.oldest), GlobalLsn(self.head())) from None
+        except BaseException as error:
+            # Readers are counted, and share what may be read at once: one that was refused must not go on counting.
+            await reader.close()
+            if isinstance(error, Removed):
+                raise LsnNotAvailable.of(GlobalLsn(start), GlobalLsn(error.oldest), GlobalLsn(self.head())) from None
+            raise
         return LogSource(self._view, None if own else self._window, start, topics, reader)
+
+    def own_topics(self, topics: tuple[str, ...]) -> list[str]:
+        """Return those of the patterns that name a topic of walstream's own."""
+        return [topic for topic in topics if "*" not in topic and self._topics.is_own(topic)]
 
     def head(self) -> int:
         """Return the LSN of the newest entry that can be read; 0: there is none."""
@@ -134,9 +141,11 @@ class Reading:
         """
         return sorted({*(partition.topic for partition in self._topics.lanes), *self.transactions.topics()})
 
-    def entries_behind(self, lsn: int) -> int:
+    async def entries_behind(self, lsn: int) -> int:
         """Return about how many entries there are from this LSN to the head."""
-        return self._window.entries_since(lsn)
+        if self._window.has_seen(lsn):
+            return self._window.entries_since(lsn)
+        return await self._view.seeking.count_since(self._topics.lanes, lsn)
 
     async def close(self) -> None:
         """End all sources and connections."""

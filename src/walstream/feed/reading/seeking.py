@@ -59,8 +59,6 @@ class Seeking:
         self._firsts: WeakKeyDictionary[Lane, tuple[int, int]] = WeakKeyDictionary()
         """(log start, LSN of the first record from there on, or one that it will be above)"""
         self.last_read: WeakKeyDictionary[Lane, LastRead] = WeakKeyDictionary()
-        self.starts: dict[TopicPartition, int] = {}
-        """Where partitions began when they were last asked."""
         self.head = 0
         """The largest LSN that was read."""
 
@@ -90,6 +88,20 @@ class Seeking:
         """Return the LSN from which on everything of these partitions is there; 0: nothing was removed."""
         _, oldest = await self._starts(lanes)
         return oldest
+
+    async def count_since(self, lanes: Mapping[TopicPartition, Lane], lsn: int) -> int:
+        """Return how many offsets there are from the time of an LSN on, in partitions whose leaders answer."""
+        starts = await self._client.offsets(dict.fromkeys(lanes, EARLIEST))
+        found = await self._client.offsets(dict.fromkeys(lanes, lsn >> _TIME_SHIFT))
+        ends = await self._client.offsets(dict.fromkeys(lanes, LATEST))
+        count = 0
+        for one, lane in lanes.items():
+            answers = [where[one].offset for where in (starts, found, ends) if one in where and not where[one].code]
+            if len(answers) == 3:
+                start, by_time, end = answers
+                first = min([by_time if by_time >= 0 else end, *_clamped(lane, lsn >> _TIME_SHIFT)])
+                count += max(0, end - max(first, start))
+        return count
 
     async def last(self, lanes: Mapping[TopicPartition, Lane]) -> dict[TopicPartition, Place]:
         """Return where each partition ends, having noted the last entry before. Raises what the log says."""
@@ -137,9 +149,7 @@ class Seeking:
 
     async def _ask_starts(self, lanes: Mapping[TopicPartition, Lane]) -> dict[TopicPartition, int]:
         answers = await self._client.offsets_of_all(dict.fromkeys(lanes, EARLIEST), WAIT_S)
-        starts = {one: answer.offset for one, answer in answers.items()}
-        self.starts |= starts
-        return starts
+        return {one: answer.offset for one, answer in answers.items()}
 
     async def _first(self, partition: TopicPartition, lane: Lane, start: int) -> int:
         """Return an LSN that everything below the start of a partition is below, as small as is known."""

@@ -45,8 +45,8 @@ class Window:
         self._marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
         """(LSN, entries counted before it), about every thousand entries."""
         self._count = 0
-        self._unseen = 0
-        """Entries that were there before the window began."""
+        self._begun = 0
+        """The LSN from which on entries are counted."""
         self.first = 0
         """The number of the first frame that is kept."""
         self.floor = 0
@@ -117,16 +117,20 @@ class Window:
             self._waiting.discard(waiter)
 
     def entries_since(self, lsn: int) -> int:
-        """Return about how many entries there are from this LSN to the head."""
+        """Return about how many entries there are from this LSN to the head, as far as it was here: see `has_seen`."""
         at = bisect_left(self._marks, lsn, key=lambda mark: mark[0])
         if at < len(self._marks):
-            return self._count - self._marks[at][1] + (self._unseen if not at and lsn < self._marks[0][0] else 0)
+            return self._count - self._marks[at][1]
         found = 0
         for frame in reversed(self._frames):
             if frame.lsns[-1] < lsn:
                 break
             found += len(frame) - bisect_left(frame.lsns, lsn)
-        return found if self._marks else self._unseen * (lsn < self.floor)
+        return found
+
+    def has_seen(self, lsn: int) -> bool:
+        """Tell whether all entries from this LSN on are counted here: what was there before is for the log to tell."""
+        return lsn >= (self._marks[0][0] if self._marks and self._marks[0][1] else self._begun)
 
     async def _run(self) -> None:
         while True:
@@ -158,9 +162,10 @@ class Window:
         places = await self._view.seeking.last(self._view.topics.lanes)
         read = self._view.seeking.last_read
         last = max([0, *(read[place.lane].lsn for place in places.values() if place.lane in read)])
-        if not self._count:
-            self._unseen = sum(place.offset - self._view.seeking.starts[one] for one, place in places.items())
         self._clear(last + 1)
+        # What was passed over was not counted, so counting begins anew, too.
+        self._marks.clear()
+        self._count, self._begun = 0, self.floor
         # What lies below the floor in partitions that are behind the others is passed over: it is read from disk.
         self._tail = Tail(self._view, self.floor, places=places)
 

@@ -104,7 +104,7 @@ class Retention:
     async def look(self) -> None:
         """Tell other feeds who is here, end who is too far behind, tell the log what to keep."""
         await self.tell_who_is_here()
-        for lag in too_far_behind(self._lags(), self._config.retention_bytes_max):
+        for lag in too_far_behind(await self._lags(), self._config.retention_bytes_max):
             await self._end(lag)
         now = now_ms()
         self.safe_point_ms = safe_point_ms(now, self._config.wal_retention_minutes, self._marks.needed_from(now))
@@ -118,15 +118,15 @@ class Retention:
         here = list(self._marks.connected())
         await asyncio.gather(*(self._acks.tell(subscriber, sent) for subscriber, sent in here))
 
-    def _lags(self) -> list[Lag]:
+    async def _lags(self) -> list[Lag]:
         metrics, now = self._reading.metrics, now_ms()
         mean_bytes = metrics.bytes_total / metrics.entries_total if metrics.entries_total else 0.0
         found = []
-        for subscriber, _ in self._marks.active(now):
+        for subscriber, _ in list(self._marks.active(now)):
             silence_ms = self._marks.silence_ms(subscriber, now)
             # Another feed that has its stream ends it; one that nobody serves is anybody's to end.
             if silence_ms == 0 or silence_ms > ELSEWHERE_MS:
-                entries = self._reading.entries_behind(self._marks.done(subscriber) + 1)
+                entries = await self._reading.entries_behind(self._marks.done(subscriber) + 1)
                 found.append(Lag(subscriber, entries, int(entries * mean_bytes)))
         return found
 
