@@ -23,7 +23,7 @@ from integration.written_log import (
     read_for,
     reading,
 )
-from walstream.errors import LogUnfit, LsnNotAvailable, UnknownTopic, UnreachableError
+from walstream.errors import LogUnfit, LsnNotAvailable, UnknownTopic, UnreachableError, UsageError
 from walstream.feed.reading.calls import RESOLVED, Found
 from walstream.feed.reading.frames import Filter, Frame, FrameSource
 from walstream.feed.reading.log_client import LogClient
@@ -260,9 +260,11 @@ async def test_removed_records_are_never_passed_over(make_node: MakeNode) -> Non
             f"perform a base snapshot and restart from head_lsn={GlobalLsn(log.head())}"
         )
         assert await log.oldest() == oldest
+        readers = log._chunks.readers
         for start in (0, oldest - 1):
             with pytest.raises(LsnNotAvailable, match=f"start_lsn={GlobalLsn(start)} older"):
                 await log.subscribe(start)
+        assert log._chunks.readers == readers, "who is refused does not count among those that read"
         rest = await read_for(await log.subscribe(oldest), QUIET_S)
         assert lsns_of(rest) == [lsn for lsn in lsns_of(reference) if lsn >= oldest]
         assert await log.oldest(("users",)) == 0
@@ -333,8 +335,13 @@ async def test_own_topics_are_read_by_their_exact_name_alone(make_node: MakeNode
         await source.close()
         with pytest.raises(LogUnfit, match=r"shop\.schema has no append time"):
             await log.subscribe(0, ("shop.schema",))
-        with pytest.raises(UnknownTopic):
-            await log.subscribe(0, ("_nothing",))
+        for number in range(3):
+            with pytest.raises(UnknownTopic):
+                await log.subscribe(0, (f"_nothing-{number}", "_own"))
+        assert log._topics._asked == {"_own", "shop.commits", "shop.schema"}, "names are not remembered for nothing"
+        for name in ("_walstream.acks", "_walstream.regions", "_walstream.ends", "__consumer_offsets"):
+            with pytest.raises(UsageError, match=r"is never in the feed"):
+                await log.subscribe(0, ("orders", name))
         assert log.topics() == ["orders"]
 
 

@@ -106,7 +106,7 @@ class FeedError(WalstreamError):
 
 
 class LsnNotAvailable(FeedError):
-    """Entries from there on were removed from the log: the subscriber begins again from a copy of the data."""
+    """The log does not have, or not any more, what a subscriber wants to begin with: it needs a copy of the data."""
 
     def __init__(self, message: str, hint: str = "", start: int = 0, oldest: int = 0, head: int = 0) -> None:
         super().__init__(message, hint)
@@ -123,6 +123,17 @@ class LsnNotAvailable(FeedError):
             "",
             start,
             oldest,
+            head,
+        )
+
+    @classmethod
+    def beyond(cls, start: int, head: int) -> LsnNotAvailable:
+        """Say that a start is so far ahead that it cannot be an LSN of this log."""
+        return cls(
+            f"lsn_not_available: start_lsn={start} newer than anything that this log can have; head_lsn={head}",
+            "It is another log's, or this one was restored from an older copy: begin again from a copy of the data.",
+            start,
+            0,
             head,
         )
 

@@ -6,7 +6,7 @@ moment has a list that is complete below the bound. Refuses to know what is read
 
 In the feed are the topics that the configuration's patterns stand for and that have append time. Topics that begin with
 `_`, and the commits, schema and status of a capture, are walstream's own: a subscriber gets them only by their exact
-name.
+name, and never those in which the log and the feed keep what they remember.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from walstream.capture.topics import Names
-from walstream.errors import LogUnfit, UnknownTopic, WalstreamError
+from walstream.errors import LogUnfit, UnknownTopic, UsageError, WalstreamError
 from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import matches_topic
@@ -42,6 +42,9 @@ JOIN_S: Final = 5.0
 
 RECENT_MS: Final = 60_000
 """A topic that was named longer ago, and is not there, was deleted."""
+
+NEVER: Final = ("_walstream.", "__")
+"""How the topics begin that nobody gets: acknowledgements, regions, ends of partitions, offsets of groups."""
 
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 APPEND_TIME: Final = "LogAppendTime"
@@ -124,12 +127,17 @@ class Topics:
         return topic in names.internal and (prefix in self._prefixes or names.internal <= self._client.topics.keys())
 
     async def admit(self, names: Collection[str]) -> None:
-        """Read topics of walstream's own, too. Raises UnknownTopic, LogUnfit."""
+        """Read topics of walstream's own, too. Raises UsageError, UnknownTopic, LogUnfit."""
+        if never := [name for name in names if name.startswith(NEVER)]:
+            raise UsageError(f"{never[0][:100]} is never in the feed.", "It holds what the log and the feed remember.")
+        # What is asked for is remembered for good, so it has to be there: to invent names costs nothing.
+        if missing := set(names) - self._client.topics.keys():
+            missing -= (await self._client.refresh()).keys()
+        if missing:
+            raise UnknownTopic(f"The log has no topic {min(missing)[:100]}.")
         self._asked |= set(names)
         await self.refresh()
         for name in names:
-            if name not in self._client.topics:
-                raise UnknownTopic(f"The log has no topic {name}.")
             if not any(partition.topic == name for partition in self.asked):
                 raise LogUnfit(f"{name} has no append time, so its records have no LSNs.", _mend(name))
 

@@ -7,19 +7,26 @@ them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from walstream.errors import LsnNotAvailable, UnsupportedVersion
+from walstream.errors import LsnNotAvailable, NotAuthorized, UnsupportedVersion
 from walstream.feed import wal_pb2
 from walstream.feed.reading.frames import Filter
 from walstream.feed.service.demand import Demand
+from walstream.positions import GlobalLsn
 
 if TYPE_CHECKING:
     from walstream.feed.reading.reading import FrameSource, Reading
 
 OLDEST_ATTEMPTS: Final = 5
 """The log may lose its oldest entries between being asked for them and being read."""
+
+AHEAD_MS: Final = 60_000
+"""How far a start may be ahead of the clock and of everything that is known here. A few seconds are ordinary: resolved
+positions run ahead, clocks differ, another feed knows more. No LSN of this log is further ahead, so who names one has
+it from elsewhere, and would wait in silence while everything that is written passes it by."""
 
 
 class Opened(NamedTuple):
@@ -43,6 +50,8 @@ class Framing(NamedTuple):
 
 
 async def _records(reading: Reading, demand: Demand, start: int) -> Opened:
+    if demand.subscriber.role != "admin" and (own := reading.own_topics(demand.entries.topics)):
+        raise NotAuthorized(f"{own[0][:100]} is a topic of walstream's own.", "Those belong to no tenant.")
     return Opened(await reading.subscribe(start, demand.entries.topics), demand.entries, start)
 
 
@@ -111,6 +120,7 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
     if begin == "head":
         begin = await framing.coming(reading, demand)
     if isinstance(begin, int):
+        _check_is_no_future(reading, begin)
         try:
             return await framing.open(reading, demand, begin)
         except LsnNotAvailable:
@@ -124,3 +134,9 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
             if attempt == OLDEST_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _check_is_no_future(reading: Reading, start: int) -> None:
+    known_ms = max(GlobalLsn(max(reading.head(), reading.resolved())).time_ms, time.time_ns() // 1_000_000)
+    if GlobalLsn(start).time_ms > known_ms + AHEAD_MS:
+        raise LsnNotAvailable.beyond(GlobalLsn(start), GlobalLsn(reading.head()))
