@@ -106,7 +106,7 @@ class TestWhereItBegins:
             ({"message_bytes_max": 10}, "message_bytes_max"),
             ({"subscriber_id": "a\nb"}, "subscriber id"),
             ({"key_prefix_filter": "x" * 5000}, "key_prefix_filter"),
-            ({"topics": ["x"] * 2000}, "topics"),
+            ({"topics": ["x" * 200] * 100}, "topics"),
         ],
     )
     async def test_what_cannot_be(self, tmp_path: Path, request_: dict[str, Any], said: str) -> None:
@@ -275,13 +275,14 @@ class TestEnds:
 
     async def test_a_slow_one_that_moves_lives(self, tmp_path: Path) -> None:
         log = await memory(300, value=bytes(100_000))
-        settings = {"backpressure_timeout_ms": 1500, "queue_entries_max": 20}
+        # Longer than a busy machine stands still, and much shorter than all of it takes.
+        settings = {"backpressure_timeout_ms": 4000, "queue_entries_max": 20}
         async with served(tmp_path, log, **settings) as feed:
             call = feed.subscribe(start_lsn="oldest", batch_size_hint=10)
             found: list[int] = []
             while len(found) < 300:
                 found += numbers((await call.read()).batch)
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.2)
             assert found == list(range(1, 301))
 
     async def test_without_credit_nothing_comes(self, tmp_path: Path) -> None:

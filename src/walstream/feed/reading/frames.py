@@ -162,7 +162,7 @@ class Filter:
         return None if chosen is None or len(chosen) == len(frame) else chosen
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4_096)
 def matches_topic(patterns: tuple[str, ...], topic: str) -> bool:
     """Tell whether one of the patterns stands for the topic; no patterns stand for every one."""
     return not patterns or any(_fits(pattern, topic) for pattern in patterns)

@@ -22,15 +22,16 @@ from walstream.positions import GlobalLsn
 
 Begin = Literal["acked", "oldest", "head"]
 
-CREDIT_ENTRIES_MAX: Final = 1_000_000
-"""The LSN of each entry that is ahead of the last acknowledgement is kept."""
+CREDIT_ENTRIES_MAX: Final = 100_000
+"""The LSN of each entry that is ahead of the last acknowledgement is kept, in 56 bytes: not more than 6 MB a stream."""
 
 MESSAGE_BYTES_MIN: Final = 4_096
 """Below this not even small rows would fit."""
 
-TOPICS_MAX: Final = 1_000
-TEXT_CHARACTERS_MAX: Final = 4_096
-"""Of a prefix or a pattern."""
+KEY_PREFIX_CHARACTERS_MAX: Final = 4_096
+
+TOPICS_CHARACTERS_MAX: Final = 16_384
+"""Of all patterns together. What they stand for is remembered for a while (`matches_topic`), and they with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,15 @@ def _begin(request: wal_pb2.SubscribeRequest) -> Begin | int:
 
 
 def _key_prefix(request: wal_pb2.SubscribeRequest) -> bytes:
-    if len(request.key_prefix_filter) > TEXT_CHARACTERS_MAX:
-        raise UsageError(f"key_prefix_filter has more than {TEXT_CHARACTERS_MAX} characters.")
+    if len(request.key_prefix_filter) > KEY_PREFIX_CHARACTERS_MAX:
+        raise UsageError(f"key_prefix_filter has more than {KEY_PREFIX_CHARACTERS_MAX} characters.")
     return request.key_prefix_filter.encode()
 
 
 def _topics(request: wal_pb2.SubscribeRequest) -> tuple[str, ...]:
-    if len(request.topics) > TOPICS_MAX or any(len(one) > TEXT_CHARACTERS_MAX for one in request.topics):
-        raise UsageError(f"More than {TOPICS_MAX} topics, or one of more than {TEXT_CHARACTERS_MAX} characters.")
+    # One more for each, so that many short ones count, too.
+    if sum(len(one) + 1 for one in request.topics) > TOPICS_CHARACTERS_MAX:
+        raise UsageError(f"topics have more than {TOPICS_CHARACTERS_MAX} characters.", "`*` stands for any text.")
     # In one order, so that those who ask for the same share what is sent to them.
     return tuple(sorted({topic for topic in request.topics if topic}))
 
