@@ -12,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feed.frames import Written
 from feed.memory import MemoryLog, Served, served
+from walstream.feed.service.retention import Lag
+from walstream.feed.service.watermarks import Subscriber
 from walstream.ops import feed as feed_metrics
 from walstream.ops.feed import FeedExporter, health
 from walstream.positions import GlobalLsn
@@ -34,7 +36,7 @@ def view(feed: Served) -> Any:
         service=feed.service,
         reading=feed.log,
         marks=feed.service.marks,
-        retention=SimpleNamespace(safe_point_ms=5000, lapsed=0),
+        retention=SimpleNamespace(safe_point_ms=5000, lapsed=0, lags=[]),
     )
 
 
@@ -78,6 +80,20 @@ async def test_series_are_bounded_and_the_slowest_have_theirs(tmp_path: Path, mo
         found = samples(exporter(feed).render().decode())
         assert found["kdb_wal_subscriber_lag_lsn"] == {"s1": 49.0, "s2": 48.0, "s3": 47.0}
         assert found["walstream_feed_streams"] == {"": 8.0}
+
+
+async def test_one_that_has_left_is_still_behind(tmp_path: Path) -> None:
+    """What the log keeps for it grows while it is away: that is when the alert has to come."""
+    async with served(tmp_path, await log_of(50)) as feed:
+        call = feed.subscribe(start_lsn="oldest", subscriber_id="here", credit_entries=10)
+        await call.read()
+        whole = view(feed)
+        for name, entries in (("gone", 2_000_000), ("here", 7)):
+            whole.retention.lags.append(Lag(Subscriber("admin", "", name), entries, 0))
+        found = samples(FeedExporter(whole).render().decode())
+        assert found["kdb_wal_subscriber_lag_lsn"] == {"gone": 2_000_000.0, "here": 40.0}
+        assert found["walstream_feed_subscriber_lag_entries"] == found["kdb_wal_subscriber_lag_lsn"]
+        assert set(found["kdb_wal_queue_depth"]) == {"here"}
 
 
 async def test_the_rules_name_metrics_that_exist(tmp_path: Path) -> None:

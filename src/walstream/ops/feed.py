@@ -1,13 +1,15 @@
 """What operators see of a feed: its metrics and its health.
 
 The names of RFC-010 are kept beside walstream's own (`kdb_wal_…`), so that its dashboards and alerts go on working. A
-subscriber is a label only while it is connected, and only up to a number of them: a scrape must stay small.
+subscriber is a label while it is connected or the log keeps something for it, and only up to a number of them: a scrape
+must stay small.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -93,9 +95,14 @@ class FeedExporter(Collector):
             for name in ("walstream_feed_queue_entries", "kdb_wal_queue_depth")
         ]
         sizes = GaugeMetricFamily("walstream_feed_queue_bytes", "Bytes that wait in the send queue.", labels=labels)
-        for view in views(self._feed)[:SUBSCRIBER_SERIES_MAX]:
+        connected = views(self._feed)
+        # One that has left and may come back is the one whose lag somebody should hear of.
+        behind = {str(lag.subscriber): lag.entries for lag in self._feed.retention.lags}
+        behind |= {view.name: view.lag_entries for view in connected}
+        for name in nlargest(SUBSCRIBER_SERIES_MAX, behind, key=behind.__getitem__):
             for family in lags:
-                family.add_metric([view.name], view.lag_entries)
+                family.add_metric([name], behind[name])
+        for view in connected[:SUBSCRIBER_SERIES_MAX]:
             for family in depths:
                 family.add_metric([view.name], view.queue_entries)
             sizes.add_metric([view.name], view.queue_bytes)

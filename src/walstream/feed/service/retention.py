@@ -89,6 +89,8 @@ class Retention:
         """What the log was told last."""
         self.lapsed = 0
         """How many subscribers have lost their place."""
+        self.lags: list[Lag] = []
+        """How far behind those were for whom the log was last told to keep something, connected or not."""
 
     async def run(self, interval_s: float = INTERVAL_S) -> None:
         """Do what is due, for as long as the feed runs, whatever goes wrong in one round."""
@@ -104,7 +106,8 @@ class Retention:
     async def look(self) -> None:
         """Tell other feeds who is here, end who is too far behind, tell the log what to keep."""
         await self.tell_who_is_here()
-        for lag in too_far_behind(await self._lags(), self._config.retention_bytes_max):
+        self.lags = await self._find_lags()
+        for lag in too_far_behind(self.lags, self._config.retention_bytes_max):
             await self._end(lag)
         now = now_ms()
         self.safe_point_ms = safe_point_ms(now, self._config.wal_retention_minutes, self._marks.needed_from(now))
@@ -118,7 +121,7 @@ class Retention:
         here = list(self._marks.connected())
         await asyncio.gather(*(self._acks.tell(subscriber, sent) for subscriber, sent in here))
 
-    async def _lags(self) -> list[Lag]:
+    async def _find_lags(self) -> list[Lag]:
         metrics, now = self._reading.metrics, now_ms()
         mean_bytes = metrics.bytes_total / metrics.entries_total if metrics.entries_total else 0.0
         found = []

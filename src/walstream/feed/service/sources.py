@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,6 +28,9 @@ AHEAD_MS: Final = 60_000
 """How far a start may be ahead of the clock and of everything that is known here. A few seconds are ordinary: resolved
 positions run ahead, clocks differ, another feed knows more. No LSN of this log is further ahead, so who names one has
 it from elsewhere, and would wait in silence while everything that is written passes it by."""
+
+AHEAD_WAIT_S: Final = 1.0
+AHEAD_LOOK_S: Final = 0.05
 
 
 class Opened(NamedTuple):
@@ -120,7 +124,7 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
     if begin == "head":
         begin = await framing.coming(reading, demand)
     if isinstance(begin, int):
-        _check_is_no_future(reading, begin)
+        await _check_is_no_future(reading, begin)
         try:
             return await framing.open(reading, demand, begin)
         except LsnNotAvailable:
@@ -136,7 +140,15 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
     raise AssertionError("unreachable")
 
 
-def _check_is_no_future(reading: Reading, start: int) -> None:
+async def _check_is_no_future(reading: Reading, start: int) -> None:
+    """Refuse what no log can have reached, unless it is there in a moment: a feed that has just started learns it."""
+    deadline_s = time.monotonic() + AHEAD_WAIT_S
+    while _is_ahead(reading, start):
+        if time.monotonic() > deadline_s:
+            raise LsnNotAvailable.beyond(GlobalLsn(start), GlobalLsn(reading.head()))
+        await asyncio.sleep(AHEAD_LOOK_S)
+
+
+def _is_ahead(reading: Reading, start: int) -> bool:
     known_ms = max(GlobalLsn(max(reading.head(), reading.resolved())).time_ms, time.time_ns() // 1_000_000)
-    if GlobalLsn(start).time_ms > known_ms + AHEAD_MS:
-        raise LsnNotAvailable.beyond(GlobalLsn(start), GlobalLsn(reading.head()))
+    return GlobalLsn(start).time_ms > known_ms + AHEAD_MS

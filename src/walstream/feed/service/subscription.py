@@ -36,6 +36,10 @@ Write = Callable[[bytes], Awaitable[None]]
 WATERMARK_S: Final = 1.0
 """How often a watermark that moves is told, at most."""
 
+TURN_FRAMES: Final = 16
+"""After so many frames others have their turn, also when none of them had to be waited for and nothing was to be sent:
+as for a tenant of whom there is little in a full window."""
+
 
 @dataclass(slots=True)
 class Sent:
@@ -174,7 +178,7 @@ class Subscription:
     # Reading
 
     async def _read(self) -> None:
-        source = self.source
+        source, frames = self.source, 0
         while True:
             if (frame := await source.next(self._patience_s())) is not None:
                 is_live = source.is_live
@@ -190,7 +194,8 @@ class Subscription:
                     self.queue.end(made.error)
                     self._work.set()
                     return
-                if not is_live:
+                frames += 1
+                if not is_live or frames % TURN_FRAMES == 0:
                     # What is read from memory or passes no filter would keep everybody else waiting.
                     await asyncio.sleep(0)
             self._tell_what_is_due()
