@@ -34,6 +34,7 @@ class MemoryLog(Reading):
     """Entries in order, in frames as large as they are read."""
 
     failure = ""
+    version = 0
 
     def __init__(self, frame_entries: int = 100) -> None:
         self.metrics = ReadingMetrics()
@@ -58,6 +59,8 @@ class MemoryLog(Reading):
             raise LsnNotAvailable.of(GlobalLsn(start), GlobalLsn(self.removed), GlobalLsn(self.head()))
         self.open_sources += 1
         return MemorySource(self, start)
+
+    def check_is_whole(self, version: int, topics: tuple[str, ...]) -> None: ...
 
     def own_topics(self, topics: tuple[str, ...]) -> list[str]:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from walstream.errors import LsnNotAvailable
+from walstream.errors import LogUnfit, LsnNotAvailable
 from walstream.feed.reading.chunks import Chunks
 from walstream.feed.reading.cursor import Cursor, LogView
 from walstream.feed.reading.ends import Ends
@@ -20,7 +20,7 @@ from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.resolved import Promises
 from walstream.feed.reading.seeking import Removed, Seeking
 from walstream.feed.reading.tail import Tail
-from walstream.feed.reading.topics import Topics
+from walstream.feed.reading.topics import APPEND_TIME, TIMESTAMP_TYPE, Topics
 from walstream.feed.reading.window import Window
 from walstream.feed.transactions.captures import Transactions
 from walstream.positions import GlobalLsn
@@ -108,6 +108,20 @@ class Reading:
     def own_topics(self, topics: tuple[str, ...]) -> list[str]:
         """Return those of the patterns that name a topic of walstream's own."""
         return [topic for topic in topics if "*" not in topic and self._topics.is_own(topic)]
+
+    @property
+    def version(self) -> int:
+        """Which list of topics this is."""
+        return self._topics.version
+
+    def check_is_whole(self, version: int, topics: tuple[str, ...]) -> None:
+        """Raise LogUnfit when a topic that was read since a version of the list cannot be read on."""
+        if lost := self._topics.lost_since(version, topics):
+            raise LogUnfit(
+                f"{lost} has no append time any more, so what is written to it now has no LSNs and is not in the feed.",
+                f"walstream topic alter {lost} --set {TIMESTAMP_TYPE}={APPEND_TIME}; what came meanwhile "
+                "is only in the log.",
+            )
 
     def head(self) -> int:
         """Return the LSN of the newest entry that can be read; 0: there is none."""

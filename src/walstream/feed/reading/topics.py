@@ -92,6 +92,8 @@ class Topics:
         """Those of walstream's own that somebody has asked for."""
         self.version = 0
         """Grows when the lists change."""
+        self.lost: dict[str, int] = {}
+        """Topics that are there, but had to leave the feed, and the version with which they did."""
         self.bound = 0
 
     async def open(self) -> None:
@@ -112,6 +114,11 @@ class Topics:
         """Return the partitions that a subscriber with these patterns reads."""
         found = {one: lane for one, lane in self.lanes.items() if matches_topic(patterns, one.topic)}
         return found | {one: lane for one, lane in self.asked.items() if one.topic in patterns}
+
+    def lost_since(self, version: int, patterns: tuple[str, ...]) -> str:
+        """Return a topic that a reader with these patterns has lost since a version; empty: none."""
+        lost = (topic for topic, when in self.lost.items() if when > version)
+        return next((topic for topic in lost if topic in patterns or matches_topic(patterns, topic)), "")
 
     def id_of(self, partition: TopicPartition) -> str:
         """Return the id of the topic of a partition that is in the feed."""
@@ -294,6 +301,8 @@ class Topics:
             return
         self._promises.forget(gone)
         for one in gone:
+            if self._has_append_time.get(one.topic) is False and one.topic in self._client.topics:
+                self.lost[one.topic] = self.version + 1
             self.lanes.pop(one, None)
             self.asked.pop(one, None)
             self._ends.pop(one, None)

@@ -84,6 +84,7 @@ class Subscription:
         self.source = opened.source
         self._entries = opened.entries
         self._around = around
+        self._version = around.reading.version
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._ended = asyncio.Event()
@@ -108,7 +109,7 @@ class Subscription:
         self._work.set()
 
     def check(self, now: float, now_s: float) -> None:
-        """End the stream when the subscriber is too slow, or its token has expired."""
+        """End the stream when the subscriber is too slow, its token has expired, or a topic of its was lost."""
         deadline = self.queue.deadline()
         if deadline is not None and now >= deadline:
             self.end(
@@ -119,6 +120,7 @@ class Subscription:
             )
         try:
             self.session.check(now_s)
+            self._around.reading.check_is_whole(self._version, self.demand.entries.topics)
         except WalstreamError as error:
             self.end(error)
 

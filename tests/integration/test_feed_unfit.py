@@ -1,0 +1,57 @@
+"""A topic that cannot be in the feed any more: whoever read it is told, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from walstream.feed.reading import topics
+from walstream.node.process import NodeProcess
+
+from .feed_processes import create_feed_topic, write
+from .support import MakeNode
+from .test_feed_retention import read_on, running, subscribe
+
+
+def set_timestamp_type(node: NodeProcess, topic: str, value: str) -> None:
+    change = ConfigEntry("message.timestamp.type", value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
+    admin = AdminClient({"bootstrap.servers": node.address})
+    [future] = admin.incremental_alter_configs([resource]).values()
+    future.result(30)
+
+
+async def test_a_topic_that_loses_its_append_time(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records without an append time have no LSNs: to leave them out in silence would be the one thing never done."""
+    monkeypatch.setattr(topics, "REFRESH_S", 0.2)
+    monkeypatch.setattr(topics, "RECHECK_S", 0.0)
+    node = make_node()
+    for topic in ("orders", "users"):
+        create_feed_topic(node, topic)
+        write(node, topic, [b"1"])
+    async with running(node, tmp_path) as (_, keys, channel):
+        everything = subscribe(channel, keys, "everything", start_lsn="oldest")
+        orders = subscribe(channel, keys, "orders", start_lsn="oldest", topics=["orders"])
+        users = subscribe(channel, keys, "users", start_lsn="oldest", topics=["users"])
+        for call in (everything, orders, users):
+            await call.read()
+        await asyncio.to_thread(set_timestamp_type, node, "orders", "CreateTime")
+        for call in (everything, orders):
+            with pytest.raises(grpc.aio.AioRpcError, match="orders has no append time any more") as caught:
+                await asyncio.wait_for(read_on(call), 60)
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        await asyncio.to_thread(write, node, "users", [b"2"])
+        async with asyncio.timeout(60):
+            while not (entries := (await users.read()).batch.entries):
+                pass
+        assert [entry.value for entry in entries] == [b"2"]
+        again = subscribe(channel, keys, "again", start_lsn="oldest")
+        assert {entry.topic for entry in (await again.read()).batch.entries} == {"users"}
+        for call in (users, again):
+            call.cancel()
