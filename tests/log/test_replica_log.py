@@ -148,7 +148,8 @@ def test_a_follower_is_sent_what_is_not_durable_yet(rig: PowerRig) -> None:
     for number in range(4):
         rig.append(partition, f"{number}")
     chunk = partition.read_replica(1, 10_000)
-    assert (len(chunk.buffers), chunk.next_offset) == (4, 5)
+    assert (len(list(walk(b"".join(chunk.buffers)))), chunk.next_offset) == (4, 5)
+    assert chunk.size == sum(map(len, chunk.buffers))
     assert partition.read_replica(1, 1).next_offset == 2
     assert partition.read_replica(3, 10_000).next_offset == 5
     assert partition.read_replica(5, 10_000) == ((), 0, 5)
@@ -157,6 +158,23 @@ def test_a_follower_is_sent_what_is_not_durable_yet(rig: PowerRig) -> None:
     assert partition.read_replica(0, 10_000).next_offset == 5
     with pytest.raises(OffsetOutOfRange):
         partition.read_replica(6, 10)
+
+
+def test_followers_that_keep_up_are_sent_the_same_buffers(rig: PowerRig) -> None:
+    partition = rig.topic()
+    lead(partition, 1)
+    for number in range(4):
+        rig.append(partition, f"{number}")
+    chunk = partition.read_replica(0, 10_000)
+    assert len(chunk.buffers) == 1, "small batches are copied together"
+    assert partition.read_replica(0, 10_000) is chunk
+    assert partition.read_replica(0, chunk.size - 1).next_offset == 3, "less room, fewer batches"
+    assert partition.read_replica(1, 10_000).size < chunk.size
+    rig.append(partition, "x" * 30_000)
+    longer = partition.read_replica(0, 100_000)
+    assert (len(longer.buffers), longer.next_offset) == (5, 5), "large ones are sent from where they lie"
+    rig.driver.flush()
+    assert b"".join(longer.buffers).startswith(b"".join(partition.read_replica(0, 100_000).buffers))
 
 
 def test_a_copy_is_the_same_over_other_segments(rig: PowerRig) -> None:

@@ -2,7 +2,8 @@
 
 Below the durable end they come from the segments, checked like those for consumers. Above it they come from the
 buffers that wait for group commit, so that the leader's fsync and its followers' overlap; these were checked when they
-were appended and nothing has touched them since.
+were appended and nothing has touched them since. All followers that keep up lack the same of them, so what was gathered
+for one is kept for the next until it is durable.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from walstream.log.segment import Segment
 
 SENT_AS_FILE_BYTES_MIN = 64 * 1024
 """Less than this is read and sent like anything else."""
+
+JOINED_BYTES_MAX = 4 * 1024
+"""Buffers are copied together if they are no larger than this on average: to hand each over takes longer than that."""
 
 
 class Chunk(NamedTuple):
@@ -84,9 +88,11 @@ def sealed_range(segments: Sequence[Segment], offset: int, bytes_max: int) -> Se
 class InFlight:
     """The writes of one partition that group commit has not reported back yet, oldest first."""
 
-    __slots__ = ("_writes", "add")
+    __slots__ = ("_gathered", "_writes", "add")
 
     def __init__(self) -> None:
+        self._gathered: tuple[int, Write, Chunk] | None = None
+        """The chunk that was asked for last: from which offset, and which write was the newest then."""
         self._writes: deque[Write] = deque()
         self.add: Callable[[Write], None] = self._writes.append
         """Note a write that was queued. Called for every append, so it is the deque's own."""
@@ -97,6 +103,7 @@ class InFlight:
     def remove(self, writes: list[Write]) -> None:
         """Let go of the oldest writes: they are durable."""
         mine = self._writes
+        self._gathered = None
         assert mine[0] is writes[0], "group commit reports in order"
         for _ in writes:
             last = mine.popleft()
@@ -105,12 +112,20 @@ class InFlight:
     def clear(self) -> None:
         """Let go of everything: it failed, or was cut off."""
         self._writes.clear()
+        self._gathered = None
 
     def chunk(self, offset: int, bytes_max: int) -> Chunk | None:
         """Return the batches from `offset` on, at least one; None if they are not here any more."""
         if not self._writes or self._writes[0].base_offset > offset:
             return None
-        return _gather(self._after(offset), offset, bytes_max)
+        newest = self._writes[-1]
+        if self._gathered is not None:
+            start, until, chunk = self._gathered
+            if start == offset and until is newest and chunk.size <= bytes_max:
+                return chunk
+        chunk = _gather(self._after(offset), offset, bytes_max)
+        self._gathered = (offset, newest, chunk)
+        return chunk
 
     def _after(self, offset: int) -> list[Write]:
         """Return the writes that end after `offset`. A follower that keeps up lacks only the newest of them."""
@@ -132,4 +147,6 @@ def _gather(writes: Iterable[Write], offset: int, bytes_max: int) -> Chunk:
         buffers.append(write.buffer)
         size += len(write.buffer)
         next_offset = write.end_offset
+    if len(buffers) > 1 and size <= JOINED_BYTES_MAX * len(buffers):
+        buffers = [b"".join(buffers)]
     return Chunk(tuple(buffers), size, next_offset)
