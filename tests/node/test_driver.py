@@ -28,6 +28,8 @@ def test_every_effect_is_done() -> None:
 class Called:
     """Marks and is called."""
 
+    is_awaited = False
+
     def __init__(self) -> None:
         self.calls = 0
         self.wake_ms = NEVER
@@ -64,6 +66,37 @@ async def test_a_failure_of_one_does_not_keep_the_others_waiting() -> None:
     turns.mark(sound)
     await asyncio.sleep(0.01)
     assert sound.calls == 1
+
+
+async def test_a_turn_nobody_waits_for_gives_way_to_the_flush() -> None:
+    gone_before: list[Callable[[], None]] = []
+
+    def give_way(callback: Callable[[], None]) -> bool:
+        gone_before.append(callback)
+        return True
+
+    turns, partition, link = Turns(give_way), Called(), Called()
+    turns.mark(partition)
+    await asyncio.sleep(0.01)
+    assert partition.calls == 0, "the flush is first"
+    await asyncio.to_thread(gone_before.pop())
+    await asyncio.sleep(0.01)
+    assert partition.calls == 1
+
+    partition.is_awaited = True
+    turns.mark(partition)
+    await asyncio.sleep(0.01)
+    assert (partition.calls, gone_before) == (2, []), "somebody waits"
+
+    partition.is_awaited = False
+    turns.mark(partition)
+    await asyncio.sleep(0.01)
+    turns.mark_link(link)
+    await asyncio.sleep(0.01)
+    assert (partition.calls, link.calls) == (3, 1), "a message waits for nothing, and takes the others with it"
+    gone_before.pop()()
+    await asyncio.sleep(0.01)
+    assert (partition.calls, link.calls) == (3, 1), "what has been done is not done again"
 
 
 async def test_nobody_is_woken_late_or_twice() -> None:

@@ -137,6 +137,8 @@ class GroupCommit:
         self._behind: dict[int, Behind] = {}
         self._settling: tuple[int, list[Behind]] | None = None
         self._settling_asked = False
+        self._is_waiting = False
+        self._before_sync: Task | None = None
         self.counters = FlushCounters()
 
     def submit(self, write: Write) -> None:
@@ -146,6 +148,18 @@ class GroupCommit:
     def run_between(self, task: Task) -> None:
         """Queue work that must come after every write queued before it and before every later one."""
         self._queue.put(task)
+
+    def give_way(self, task: Task) -> bool:
+        """Have `task` called on the flush thread as soon as its next flush waits for the disk; False: do it yourself.
+
+        For work that nobody waits for while somebody waits for the flush: a thread that has been woken still needs the
+        interpreter, and whoever keeps it busy delays the sync. False unless the flush thread is about to take writes
+        after a pause. A flush that fails may never call; its owners hear of it.
+        """
+        if not self._is_waiting or self._queue.empty():
+            return False
+        self._before_sync = task
+        return True
 
     def finish(self) -> None:
         """Make `take` return None once everything queued before has been taken."""
@@ -159,10 +173,12 @@ class GroupCommit:
     def take(self, *, wait: bool) -> list[Write] | Task | None:
         """Return the writes that are queued, or the task that comes before the next write; None at the end."""
         writes: list[Write] = []
+        self._is_waiting = wait
         try:
             while True:
                 item = self._queue.get(block=wait and not writes) if self._held is _NOTHING else self._held
                 self._held = _NOTHING
+                self._is_waiting = False
                 if isinstance(item, Write):
                     writes.append(item)
                 elif writes:
@@ -202,6 +218,9 @@ class GroupCommit:
                 to_sync.append(group)
             else:
                 self._leave_behind(group)
+        if self._before_sync is not None:
+            task, self._before_sync = self._before_sync, None
+            task()
         if self._prefers_journal(to_sync):
             self._sync_journal(to_sync, flush)
         else:

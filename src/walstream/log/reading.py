@@ -83,6 +83,11 @@ class ReadableLog:
             return self._visible_waiters.add(offset, callback)
         return self._wait(self._visible_waiters, offset, self.high_watermark, callback)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the high watermark."""
+        return len(self._visible_waiters) > 0
+
     def _wait(self, waiters: Waiters, offset: int, end: int, callback: Callback) -> Waiter:
         if offset < end:
             callback(None)

@@ -178,6 +178,11 @@ class Replica:
             self._has_become_durable = False
             self.feed(_DURABLE)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a producer waits for other nodes, or the leader for this one's disk."""
+        return self._has_become_durable or self.partition.is_awaited or len(self.followers_durable) > 0
+
     def tick(self) -> None:
         """Tell the core that time has passed."""
         self.feed(_TICK)
@@ -185,8 +190,8 @@ class Replica:
     # What the log tells
 
     def appended(self) -> None:
-        """Hear that the log has grown."""
-        if not self._has_appended:
+        """Hear that the log has grown. Only a leader has somebody to tell."""
+        if not self._has_appended and self.partition.is_leader:
             self._has_appended = True
             self._host.mark(self)
 

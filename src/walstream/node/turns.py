@@ -3,11 +3,16 @@
 Whatever happens to a partition or a link only marks it; at the end of the loop's turn each marked one is called once.
 So a thousand appends make one message, and the cost of replication does not grow with the number of requests. Who
 needs the clock says when; waking is never late and may be early.
+
+A turn gives way to the node's own flush where nobody waits for what the other nodes will say: the flush thread has been
+woken and needs the interpreter, and an acknowledgement of this disk alone should take what it takes without followers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -33,6 +38,10 @@ class Sleeper(Protocol):
 class Partition(Protocol):
     """A partition's core, as it is called here."""
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for what comes of this turn."""
+
     def look(self) -> None:
         """See what has happened since the last turn."""
 
@@ -47,7 +56,9 @@ class Link(Protocol):
 class Turns:
     """Who is to be called, in this turn or at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_way: Callable[[Callable[[], None]], bool] = lambda _: False) -> None:
+        """`give_way` has a callback called, on any thread, when the flush that comes first waits for the disk."""
+        self._give_way = give_way
         self._loop = asyncio.get_running_loop()
         self._partitions: list[Partition] = []
         self._links: dict[Link, None] = {}
@@ -84,7 +95,20 @@ class Turns:
 
     def _schedule(self) -> None:
         self._is_due = True
-        self._loop.call_soon(self._turn)
+        self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if not self._is_due:
+            return  # It was given way to, and what it was about has been done with something else since.
+        is_awaited = self._links or any(partition.is_awaited for partition in self._partitions)
+        if is_awaited or not self._give_way(self._flush_waits):
+            self._turn()
+        else:
+            self._is_due = False  # Whatever is marked meanwhile, by the end of the flush at the latest, is not held up.
+
+    def _flush_waits(self) -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(self._turn)
 
     def _turn(self) -> None:
         for _ in range(ROUNDS_MAX):
