@@ -2,7 +2,9 @@
 
     throughput   one confluent-kafka producer, acks 0, 1 and all, records of 100 B, 256 B and 1 KB; with acks=0 until
                  the last record is visible
-    low rate     a bare client, one batch of one record at a steady pace, from when each was due to its answer
+    low rate     a bare client, one batch of one record at a steady pace, from when each was due to its answer; beside
+                 it what a bare write + fdatasync takes when three processes do it at once, which is what this
+                 machine's one disk costs a cluster, whatever its nodes do
     processor    what the leader's process spends on a produce request more than a single node does
     lag          how far the followers are behind at half of what the cluster takes
     catch-up     a follower that was away while data came in: from its first new byte to its last, next to a bare
@@ -21,27 +23,24 @@ import argparse
 import contextlib
 import gc
 import itertools
-import json
 import os
 import statistics
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Producer
 
 from bare import Connection, address_of, one_record_batch
+from cluster import Nodes, running, wait
 from pace import Moment, Samples, on_schedule
 from processes import memory_of, processor_seconds
 from report import Target, alone, finish, quantile, stolen_s, table
+from shared_disk import measure_shared_disk
 from walstream.node.process import NodeProcess
-from walstream.processes import HOST, free_port
 
 SIZES = {"100b": (100, 500_000), "256b": (256, 300_000), "1kb": (1000, 100_000)}
 """Name of each record size, its bytes, and how many records one round sends."""
@@ -49,91 +48,14 @@ ACKS: dict[str, int | str] = {"0": 0, "1": 1, "all": "all"}
 PROMISED = {"0": 100_000, "1": 50_000, "all": 20_000}
 CHUNK = 10_000
 LOW_RATE_PER_S = 200
+LIMITS = {"1": "sync_of_three_of_alone", "all": "sync_slowest_of_three_of_alone"}
+"""What a sync takes among three, relative to alone: of the leader, while followers sync too, and until all have."""
 REQUESTS = 20_000
 WINDOW = 200
 LAG_BYTES = 150_000_000
 MB = 1_000_000
 
 numbers = itertools.count(1)
-
-
-class Nodes:
-    """A single node and a cluster of three, each with its folder; all of them run all the time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.single = NodeProcess(folder / "single")
-        ports = {number: (free_port(), free_port()) for number in (1, 2, 3)}
-        nodes = [
-            {"id": number, "kafka": f"{HOST}:{kafka}", "replication": f"{HOST}:{peers}"}
-            for number, (kafka, peers) in ports.items()
-        ]
-        self.cluster = {}
-        for number, (kafka, peers) in ports.items():
-            settings = {
-                "node.node_id": str(number),
-                "replication.nodes": json.dumps(nodes),
-                "replication.listen": f"{HOST}:{peers}",
-                "replication.reconnect_delay_ms": "500",
-            }
-            node = NodeProcess(folder / f"node-{number}", settings=settings)
-            node.port, node.http_port = kafka, free_port()
-            self.cluster[number] = node
-
-    @property
-    def leader(self) -> NodeProcess:
-        return self.cluster[1]
-
-    def create(self, node: NodeProcess) -> str:
-        """Make a topic, and wait until all its replicas are in sync."""
-        topic = f"bench-{next(numbers)}"
-        factor = 1 if node is self.single else 3
-        admin = AdminClient({"bootstrap.servers": node.address})
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                admin.create_topics([NewTopic(topic, 1, factor)])[topic].result(30)
-                break
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-        if factor == 3:
-            wait(lambda: len(self.held(1, topic).get("in_sync", ())) == 3, "three replicas are in sync")
-        return topic
-
-    def health(self, number: int) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{self.cluster[number].http_address}/health", timeout=10) as answer:
-            return dict(json.load(answer))
-
-    def held(self, number: int, topic: str) -> dict[str, Any]:
-        """What a node says of its copy of a topic."""
-        return dict(self.health(number)["replication"]["partitions_held"].get(f"{topic}-0", {}))
-
-    def drop(self, node: NodeProcess, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": node.address})
-        admin.delete_topics([topic])[topic].result(30)
-
-
-@contextlib.contextmanager
-def running(folder: Path) -> Iterator[Nodes]:
-    nodes = Nodes(folder)
-    try:
-        nodes.single.start()
-        for node in nodes.cluster.values():
-            node.start()
-        yield nodes
-    finally:
-        for node in (nodes.single, *nodes.cluster.values()):
-            if node.running:
-                node.stop()
-
-
-def wait(condition: Any, what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
-        time.sleep(0.01)
 
 
 def produce(address: str, topic: str, value: bytes, count: int, acks: int | str) -> float:
@@ -244,6 +166,25 @@ def bench_throughput(report: Report, nodes: Nodes, rounds: int, scale: float) ->
             )
 
 
+def bench_shared_disk(report: Report, folder: Path, slices: int) -> None:
+    """Tell what three syncs at once cost on this disk: a cluster on one machine cannot do better than that."""
+    disk = measure_shared_disk(folder, 3, LOW_RATE_PER_S, slices)
+    report.figures |= {
+        "sync_alone_p50_ms": disk.alone_ms,
+        "sync_of_three_p50_ms": disk.each_ms,
+        "sync_slowest_of_three_p50_ms": disk.slowest_ms,
+        "sync_of_three_of_alone": disk.each_ms / disk.alone_ms,
+        "sync_slowest_of_three_of_alone": disk.slowest_ms / disk.alone_ms,
+    }
+    for name, value in (("each", disk.each_ms), ("the slowest", disk.slowest_ms)):
+        report.line(
+            f"this machine's limit: write + fdatasync, {name} of three at once, p50",
+            f"{value:.2f} ms",
+            f"alone {disk.alone_ms:.2f} ms",
+            value / disk.alone_ms,
+        )
+
+
 def bench_low_rate(report: Report, nodes: Nodes, slices: int) -> None:
     for size_name, (size, _) in SIZES.items():
         value = os.urandom(size)
@@ -264,11 +205,15 @@ def bench_low_rate(report: Report, nodes: Nodes, slices: int) -> None:
                     f"single_{label}_ms": single,
                     f"cluster_{label}_of_single": cluster / single,
                 }
-                promised = "1 to 5" if acks_name == "1" else "10 to 50"
+                beside = f"single node {single:.2f} ms"
+                if size_name == "256b":
+                    beside += f", promised {'1 to 5' if acks_name == '1' else '10 to 50'} ms"
+                if share_name == "p50":
+                    beside += f", this disk's limit {report.figures[LIMITS[acks_name]]:.2f}"
                 report.line(
                     f"{LOW_RATE_PER_S}/s, {size} B, acks={acks_name}, {share_name}",
                     f"{cluster:.2f} ms",
-                    f"single node {single:.2f} ms" + (f", promised {promised} ms" if size_name == "256b" else ""),
+                    beside,
                     cluster / single,
                 )
 
@@ -402,6 +347,7 @@ def measure(nodes: Nodes, folder: Path, arguments: argparse.Namespace) -> None:
     report = Report()
     gc.freeze()
     started, stolen_before = time.perf_counter(), stolen_s()
+    bench_shared_disk(report, folder, arguments.latency_seconds)
     bench_low_rate(report, nodes, arguments.latency_seconds)
     bench_processor(report, nodes, arguments.rounds)
     bench_throughput(report, nodes, arguments.rounds, arguments.scale)
