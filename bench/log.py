@@ -40,11 +40,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bare import Connection, address_of, one_record_batch
 from pace import RATE_PER_S, Moment, PacedSync, Samples, lateness_ms, on_schedule
 from processes import memory_of, processor_seconds
+from producing import CHUNK, produce
 from report import Target, alone, finish, quantile, stolen_s, table
 
 SIZES = {"100b": (100, 3_000_000), "1kb": (1000, 600_000)}
 """Name of each record size, its bytes, and how many records one round sends."""
-CHUNK = 10_000
 FLUSH_BYTES = 8 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
 LATENCY_VALUE_BYTES = 100
@@ -75,38 +75,6 @@ def sink() -> Iterator[Sink]:
         yield running
         process.stdin.close()
         running.batch_bytes = json.loads(process.stdout.readline())["sizes"]
-
-
-def produce(bootstrap: str, topic: str, value: bytes, count: int) -> float:
-    """Send `count` records as fast as the client can and return records per second, the last acknowledgement included.
-
-    `produce_batch` with one prepared list feeds librdkafka faster than anything else from Python; a short count is its
-    way to say that the queue is full. No delivery callbacks: the end offset proves the delivery afterwards.
-    """
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "acks": 1,
-            "linger.ms": 10,
-            "batch.size": 1_000_000,
-            "batch.num.messages": 100_000,
-            "queue.buffering.max.messages": 500_000,
-            "queue.buffering.max.kbytes": 256 * 1024,
-        }
-    )
-    producer.list_topics(topic)
-    messages = [{"value": value}] * CHUNK
-    sent = 0
-    started = time.perf_counter()
-    while sent < count:
-        chunk = messages if count - sent >= CHUNK else messages[: count - sent]
-        taken = producer.produce_batch(topic, chunk, 0)
-        sent += taken
-        if taken < len(chunk):
-            producer.poll(0.001)
-    if producer.flush(120):
-        raise TimeoutError(f"{len(producer)} records were not acknowledged in time")
-    return count / (time.perf_counter() - started)
 
 
 def write_and_sync(folder: Path, batch_bytes: list[int]) -> float:

@@ -38,6 +38,7 @@ from bare import Connection, address_of, one_record_batch
 from cluster import Nodes, running, wait
 from pace import Moment, Samples, on_schedule
 from processes import memory_of, processor_seconds
+from producing import CHUNK, produce
 from report import Target, alone, finish, quantile, stolen_s, table
 from shared_disk import measure_shared_disk
 from walstream.node.process import NodeProcess
@@ -46,7 +47,6 @@ SIZES = {"100b": (100, 500_000), "256b": (256, 300_000), "1kb": (1000, 100_000)}
 """Name of each record size, its bytes, and how many records one round sends."""
 ACKS: dict[str, int | str] = {"0": 0, "1": 1, "all": "all"}
 PROMISED = {"0": 100_000, "1": 50_000, "all": 20_000}
-CHUNK = 10_000
 LOW_RATE_PER_S = 200
 LIMITS = {"1": "sync_of_three_of_alone", "all": "sync_slowest_of_three_of_alone"}
 """What a sync takes among three, relative to alone: of the leader, while followers sync too, and until all have."""
@@ -58,36 +58,14 @@ MB = 1_000_000
 numbers = itertools.count(1)
 
 
-def produce(address: str, topic: str, value: bytes, count: int, acks: int | str) -> float:
-    """Send `count` records as fast as the client can and return records per second, until the last one counts."""
-    producer = Producer(
-        {
-            "bootstrap.servers": address,
-            "acks": acks,
-            "linger.ms": 10,
-            "batch.size": 1_000_000,
-            "batch.num.messages": 100_000,
-            "queue.buffering.max.messages": 500_000,
-            "queue.buffering.max.kbytes": 256 * 1024,
-        }
-    )
-    producer.list_topics(topic)
-    messages = [{"value": value}] * CHUNK
-    sent = 0
-    started = time.perf_counter()
-    while sent < count:
-        chunk = messages if count - sent >= CHUNK else messages[: count - sent]
-        taken = producer.produce_batch(topic, chunk, 0)
-        sent += taken
-        if taken < len(chunk):
-            producer.poll(0.001)
-    if producer.flush(120):
-        raise TimeoutError(f"{len(producer)} records were not acknowledged in time")
-    if acks != 0:
-        return count / (time.perf_counter() - started)
-    with Connection(address_of(address)) as connection:
-        wait(lambda: connection.end_offset(topic) >= count, "all records are visible")
-    return count / (time.perf_counter() - started)
+def produced(address: str, topic: str, value: bytes, count: int, acks: int | str) -> float:
+    """Return records per second, until the last one counts: with acks=0, until it is visible."""
+
+    def settle() -> None:
+        with Connection(address_of(address)) as connection:
+            wait(lambda: connection.end_offset(topic) >= count, "all records are visible")
+
+    return produce(address, topic, value, count, acks, settle if acks == 0 else lambda: None)
 
 
 def paced(address: str, topic: str, value: bytes, acks: int, seconds: float) -> Samples:
@@ -148,7 +126,7 @@ def bench_throughput(report: Report, nodes: Nodes, rounds: int, scale: float) ->
                 turns = [("single", nodes.single), ("cluster", nodes.leader)]
                 for name, node in turns if number % 2 else reversed(turns):
                     topic = nodes.create(node)
-                    rates[name].append(produce(node.address, topic, value, count, acks))
+                    rates[name].append(produced(node.address, topic, value, count, acks))
                     nodes.drop(node, topic)
             single, cluster = (statistics.median(rates[name]) for name in ("single", "cluster"))
             label = f"acks_{acks_name}_{size_name}"
@@ -293,12 +271,12 @@ def bench_catch_up(report: Report, nodes: Nodes, folder: Path, scale: float) -> 
     topic, value = nodes.create(nodes.leader), os.urandom(1000)
     count = int(LAG_BYTES * scale / len(value))
     leader, follower = nodes.leader, nodes.cluster[3]
-    produce(leader.address, topic, value, count // 4, 1)
+    produce(leader.address, topic, value, count // 4)
     wait(lambda: nodes.held(3, topic).get("durable_end") == nodes.held(1, topic)["log_end"], "the follower is there")
     follower.kill()
     memory = [memory_of(leader.pid)["RssAnon"]]
     for _ in range(2):
-        produce(leader.address, topic, value, count, 1)
+        produce(leader.address, topic, value, count)
         time.sleep(1.0)
         memory.append(memory_of(leader.pid)["RssAnon"])
     begun, end = nodes.held(1, topic)["log_end"] - 2 * count, nodes.held(1, topic)["log_end"]
