@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from walstream.cli.connection_flags import PANEL, TIMEOUT_MS, TimeoutMs, Tls, TlsCa, TlsCertificate, TlsKey
 from walstream.errors import UsageError
 
 if TYPE_CHECKING:
     from walstream.feed import Client
 
 ADDRESS: Final = "127.0.0.1:9193"
-_CONNECTION: Final = "Connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +62,21 @@ def quieten() -> None:
 def make_feed_address(
     feed: Annotated[
         str,
-        typer.Option("--feed", envvar="WALSTREAM_FEED", help="Address of the feed.", rich_help_panel=_CONNECTION),
+        typer.Option("--feed", envvar="WALSTREAM_FEED", help="Address of the feed.", rich_help_panel=PANEL),
     ] = ADDRESS,
     token_file: Annotated[
         Path | None,
         typer.Option(
             envvar="WALSTREAM_TOKEN_FILE",
             help="File with the token. Otherwise WALSTREAM_TOKEN holds it.",
-            rich_help_panel=_CONNECTION,
+            rich_help_panel=PANEL,
         ),
     ] = None,
-    tls: Annotated[
-        bool, typer.Option("--tls", envvar="WALSTREAM_TLS", help="Encrypt.", rich_help_panel=_CONNECTION)
-    ] = False,
-    tls_ca: Annotated[
-        str,
-        typer.Option(
-            envvar="WALSTREAM_TLS_CA",
-            help="PEM file of the authority that signed the feed's certificate.",
-            rich_help_panel=_CONNECTION,
-        ),
-    ] = "",
-    tls_certificate: Annotated[
-        str,
-        typer.Option(
-            envvar="WALSTREAM_TLS_CERTIFICATE", help="PEM file of a client certificate.", rich_help_panel=_CONNECTION
-        ),
-    ] = "",
-    tls_key: Annotated[
-        str,
-        typer.Option(envvar="WALSTREAM_TLS_KEY", help="PEM file of its private key.", rich_help_panel=_CONNECTION),
-    ] = "",
-    timeout_ms: Annotated[
-        int, typer.Option(min=1, help="How long to wait for an answer.", rich_help_panel=_CONNECTION)
-    ] = 10_000,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
+    timeout_ms: TimeoutMs = TIMEOUT_MS,
 ) -> FeedAddress:
     """Build the address."""
     return FeedAddress(feed, token_file, tls, tls_ca, tls_certificate, tls_key, timeout_ms)

@@ -20,6 +20,7 @@ import typer
 from walstream import config, logs
 from walstream.cli import output as outputs
 from walstream.cli.client import Client
+from walstream.cli.connection_flags import PANEL, TIMEOUT_MS, TimeoutMs, Tls, TlsCa, TlsCertificate, TlsKey
 from walstream.cli.feed_address import FeedAddress, make_feed_address
 from walstream.config import DEFAULT_FILE, Loaded, Mechanism
 from walstream.errors import UsageError
@@ -27,7 +28,6 @@ from walstream.errors import UsageError
 F = TypeVar("F", bound=Callable[..., None])
 
 BOOTSTRAP = "127.0.0.1:9092"
-_CONNECTION = "Connection"
 _CONFIGURATION = "Configuration"
 
 
@@ -75,48 +75,27 @@ def make_client(
     bootstrap: Annotated[
         str,
         typer.Option(
-            "--bootstrap", "-b", envvar="WALSTREAM_BOOTSTRAP", help="Address of a node.", rich_help_panel=_CONNECTION
+            "--bootstrap", "-b", envvar="WALSTREAM_BOOTSTRAP", help="Address of a node.", rich_help_panel=PANEL
         ),
     ] = BOOTSTRAP,
     user: Annotated[
-        str, typer.Option(envvar="WALSTREAM_USER", help="Authenticate as this user.", rich_help_panel=_CONNECTION)
+        str, typer.Option(envvar="WALSTREAM_USER", help="Authenticate as this user.", rich_help_panel=PANEL)
     ] = "",
     password_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the password. Otherwise WALSTREAM_PASSWORD, or asked for.", rich_help_panel=_CONNECTION
-        ),
+        typer.Option(help="File with the password. Otherwise WALSTREAM_PASSWORD, or asked for.", rich_help_panel=PANEL),
     ] = None,
     mechanism: Annotated[
         Mechanism,
-        typer.Option(envvar="WALSTREAM_MECHANISM", help="How to authenticate.", rich_help_panel=_CONNECTION),
+        typer.Option(envvar="WALSTREAM_MECHANISM", help="How to authenticate.", rich_help_panel=PANEL),
     ] = "SCRAM-SHA-256",
-    tls: Annotated[
-        bool, typer.Option("--tls", envvar="WALSTREAM_TLS", help="Encrypt.", rich_help_panel=_CONNECTION)
-    ] = False,
-    tls_ca: Annotated[
-        str,
-        typer.Option(
-            envvar="WALSTREAM_TLS_CA",
-            help="PEM file of the authority that signed the node's certificate.",
-            rich_help_panel=_CONNECTION,
-        ),
-    ] = "",
-    tls_certificate: Annotated[
-        str,
-        typer.Option(
-            envvar="WALSTREAM_TLS_CERTIFICATE", help="PEM file of a client certificate.", rich_help_panel=_CONNECTION
-        ),
-    ] = "",
-    tls_key: Annotated[
-        str,
-        typer.Option(envvar="WALSTREAM_TLS_KEY", help="PEM file of its private key.", rich_help_panel=_CONNECTION),
-    ] = "",
-    timeout_ms: Annotated[
-        int, typer.Option(min=1, help="How long to wait for an answer.", rich_help_panel=_CONNECTION)
-    ] = 10_000,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
+    timeout_ms: TimeoutMs = TIMEOUT_MS,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what the client does.", rich_help_panel=_CONNECTION)
+        bool, typer.Option("--verbose", "-v", help="Log what the client does.", rich_help_panel=PANEL)
     ] = False,
 ) -> Client:
     """Build the client."""
