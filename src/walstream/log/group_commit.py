@@ -137,7 +137,7 @@ class GroupCommit:
         self._behind: dict[int, Behind] = {}
         self._settling: tuple[int, list[Behind]] | None = None
         self._settling_asked = False
-        self._is_waiting = False
+        self._is_waiting = self._is_writing = False
         self._before_sync: Task | None = None
         self.counters = FlushCounters()
 
@@ -154,9 +154,10 @@ class GroupCommit:
 
         For work that nobody waits for while somebody waits for the flush: a thread that has been woken still needs the
         interpreter, and whoever keeps it busy delays the sync. False unless the flush thread is about to take writes
-        after a pause. A flush that fails may never call; its owners hear of it.
+        after a pause, or has taken some and not come to the disk yet. It may happen to be called only by the flush
+        after that one, so the end of a flush must do as well.
         """
-        if not self._is_waiting or self._queue.empty():
+        if not self._is_writing and (not self._is_waiting or self._queue.empty()):
             return False
         self._before_sync = task
         return True
@@ -180,6 +181,7 @@ class GroupCommit:
                 self._held = _NOTHING
                 self._is_waiting = False
                 if isinstance(item, Write):
+                    self._is_writing = wait
                     writes.append(item)
                 elif writes:
                     self._held = item
@@ -218,6 +220,7 @@ class GroupCommit:
                 to_sync.append(group)
             else:
                 self._leave_behind(group)
+        self._is_writing = False
         if self._before_sync is not None:
             task, self._before_sync = self._before_sync, None
             task()
