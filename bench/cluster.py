@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from walstream.node.process import NodeProcess
 from walstream.processes import HOST, free_port
 
-LOG_NOTICE = 5
-"""For librdkafka: what is below it is about its own threads."""
+LOG_NOTHING = 0
+"""For librdkafka: what fails is told by the call; the rest is about its threads, and nodes stopped on purpose."""
 
 numbers = itertools.count(1)
 
@@ -82,11 +82,11 @@ class Nodes:
     def _admin(self, node: NodeProcess) -> AdminClient:
         """Return the one client of a node for topics.
 
-        One for each call would be let go of as soon as it is answered, and librdkafka then tells (BGQUEUE, at INFO)
-        that the thread which it has just asked to end had one event left: that very request.
+        One for each call would be let go of as soon as it is answered, and librdkafka would tell each time (BGQUEUE)
+        that its background thread ended with an event unserved.
         """
         if node not in self._admins:
-            self._admins[node] = AdminClient({"bootstrap.servers": node.address, "log_level": LOG_NOTICE})
+            self._admins[node] = AdminClient({"bootstrap.servers": node.address, "log_level": LOG_NOTHING})
         return self._admins[node]
 
 
