@@ -32,11 +32,11 @@ demo: $(READY) java ## PostgreSQL to lakehouse tables, killed in the middle, com
 	@$(BIN)/walstream demo
 
 .PHONY: test
-test: $(READY) java ## run the tests, with a fixed slice of the long rounds (a few minutes)
+test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (half an hour on two cores)
 	$(PYTEST) -m "not long"
 
 .PHONY: test-long
-test-long: $(READY) java ## run everything, the long rounds in full
+test-long: $(READY) java kcat ## run everything, the long rounds in full (hours)
 	WALSTREAM_TEST_ROUNDS=full $(PYTEST)
 
 .PHONY: lint
@@ -104,6 +104,10 @@ lock: $(READY) ## choose the newest dependencies that pyproject.toml allows and 
 .PHONY: java
 java: ## look for Java, which Spark needs, and install it when root
 	@if ! command -v java >/dev/null && [ -z "$${JAVA_HOME:-}" ]; then $(call debian,default-jre-headless); fi
+
+.PHONY: kcat
+kcat: # One of the Kafka clients that tests use. Who cannot install it does without: those tests are skipped, and say so.
+	@if ! command -v kcat >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(call debian,kcat) || true; fi
 
 .PHONY: clean
 clean: ## remove the virtual environment and every cache
