@@ -71,7 +71,20 @@ class Scan:
             self._scan_segment(segment, position, end)
             position = 0
             number += 1
+        self._make_names_durable(segments[first:])
         self._append_redone()
+
+    def _make_names_durable(self, segments: list[Segment]) -> None:
+        """See that files which are there now will be after a power cut.
+
+        A node that was killed may have made them, and not have come to sync their folder: after the next power cut the
+        checkpoint would speak of a segment that is gone.
+        """
+        named = [segment for segment in segments if segment.has_file]
+        if named:
+            self.disk.sync_directory(self.folder)
+        for segment in named:
+            segment.is_named = True
 
     def _holds_anything(self, segment: Segment) -> bool:
         """Tell whether a file has a sound batch in it."""
@@ -116,9 +129,6 @@ class Scan:
         segment.size = segment.durable_size = segment.synced_size = position
         segment.synced_offset = self.found.log_end
         file.sync()
-        if not segment.is_named:
-            self.disk.sync_directory(self.folder)
-            segment.is_named = True
 
     def _rule(self, end: int) -> Rule:
         gaps_below = OFFSET_MAX if self.is_compacted else self.found.gaps_below

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from walstream.log.batch import BatchHeader, check_crc, walk
+from walstream.log.finding import pieces, place_around_damage
 from walstream.log.partition_log import PartitionLog
 
 READ_BYTES = 1 << 20
@@ -149,8 +151,13 @@ def rot_of(log: PartitionLog) -> str:
         return f"damaged {log.damaged}"
     expected = log.log_start
     for segment in log.segments:
-        data = segment.file.pread(segment.durable_size, 0) if segment.size else b""
-        for position, header in segment.headers() if segment.size else ():
+        if not segment.size:
+            continue
+        data = segment.file.pread(segment.durable_size, 0)
+        # What lies before the log's start is nobody's, and whatever has become of it must not lead astray here.
+        source = partial(pieces, segment.file, segment.durable_size)
+        begin = place_around_damage(source, segment.base_offset, max(expected, segment.base_offset), dense=True)
+        for position, header in segment.headers(begin.position):
             if header.next_offset <= expected or header.base_offset > expected:
                 continue
             is_sound = check_crc(data, position, header.length)
