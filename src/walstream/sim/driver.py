@@ -175,7 +175,9 @@ class SimDriver:
             if (told := work()) is not None:
                 self.post(told)
             if lane.queue and lane.current is None:
-                self._begin(lane, *lane.queue.popleft())
+                # What was queued for a slow disk is done by the disk there is now.
+                following, takes_us = lane.queue.popleft()
+                self._begin(lane, following, min(takes_us, max(self._pace.job_us[1], self._pace.flush_us[1])))
 
         self._run_on_node(happen)
 
