@@ -20,7 +20,7 @@ hash = $(shell sha256sum $(1) 2>/dev/null | cut -c1-16)
 LOCKED := $(VENV)/.locked-$(call hash,requirements.lock)
 READY := $(VENV)/.ready-$(call hash,pyproject.toml)
 # One more than the cores of a small machine: tests wait for servers and syncs more than they compute.
-PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal -rs
+PYTEST := $(BIN)/pytest -q -n 3 -rs
 
 .PHONY: help
 help: ## list the targets
@@ -32,7 +32,7 @@ demo: $(READY) java ## PostgreSQL to lakehouse tables, killed in the middle, com
 	@$(BIN)/walstream demo
 
 .PHONY: test
-test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (half an hour on two cores)
+test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (half an hour on two cores, or a little more)
 	$(PYTEST) -m "not long"
 
 .PHONY: test-long
