@@ -71,8 +71,8 @@ class Scan:
             self._scan_segment(segment, position, end)
             position = 0
             number += 1
-        self._make_names_durable(segments[first:])
         self._append_redone()
+        self._make_names_durable(segments[first:])
 
     def _make_names_durable(self, segments: list[Segment]) -> None:
         """See that files which are there now will be after a power cut.
@@ -231,9 +231,6 @@ class Scan:
             segment.file_to_write().sync()
             segment.durable_size = segment.synced_size = segment.size
             segment.synced_offset = found.log_end
-            segment.is_named = True
-        if changed:
-            self.disk.sync_directory(self.folder)
 
     def _index_up_to(self, segment: Segment, position: int) -> Index:
         """Return the index of everything before `position`, from its file as far as that goes."""

@@ -96,7 +96,7 @@ class Extent(NamedTuple):
     oldest: int
     head: int
     resolved: int
-    """No entry with an LSN up to here will come any more; 0: the log does not tell."""
+    """No entry with an LSN up to here will come any more; 0: nothing is known yet."""
 
 
 async def extent(reading: Reading, framing: int, capture: str) -> Extent:
