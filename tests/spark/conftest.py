@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamReader
 
 import walstream
-from conftest import Nodes
+from conftest import MakeNode, Nodes
 from integration.capturing import InThread, Log, configured, wait_until
 from postgres.servers import Database, fresh
 from spark import jars
@@ -140,10 +140,13 @@ MakeCaptured = Callable[..., Captured]
 
 
 @pytest.fixture
-def make_captured(spark: SparkSession, spark_node: NodeProcess, postgres18: EmbeddedPostgres) -> Iterator[MakeCaptured]:
+def make_captured(
+    spark: SparkSession, spark_node: NodeProcess, postgres18: EmbeddedPostgres, make_node: MakeNode
+) -> Iterator[MakeCaptured]:
     """A function that gives a captured database: `make_captured("create table …", capture__partitions=3)`.
 
     The tables are there before the capture begins, so they are in its snapshot; `start=False` leaves it to the test.
+    `make_node` is asked for so that nodes of the test's own end after the captures that write to them.
     """
     with ExitStack() as stack:
 
