@@ -14,6 +14,9 @@ def written(folder: Path, *batches: str, **config: str) -> PartitionLog:
     return partition
 
 
+LAST_OFFSET_DELTA = 23
+"""Where it stands in a batch, in four bytes."""
+
 BATCHES = ("a b c", "d", "e f g h", "i j", "k")
 """They begin at 0, 3, 4, 8 and 10; the log ends at 11."""
 
@@ -49,3 +52,21 @@ def test_range_that_is_not_whole_is_void(tmp_path: Path) -> None:
     one.advance_start(5)
     assert one.digest(3, 11).valid_from == 5
     assert one.digest(5, 11).value
+
+
+@pytest.mark.parametrize("until", [6, 11])
+def test_a_batch_that_says_it_reaches_beyond_its_segment_hides_nothing(tmp_path: Path, until: int) -> None:
+    """Its last offset has rotted, and no batch after it in its segment contradicts it."""
+    rig = Rig(tmp_path)
+    partition = rig.topic()
+    for number, values in enumerate(BATCHES):
+        rig.write(partition, *values.split())
+        if number == 1:
+            partition.roll(1)
+    sound = partition.digest(5, until)
+    (_, (position, _)) = partition.segments[0].headers()
+    file = bytearray(partition.segments[0].path.read_bytes())
+    file[position + LAST_OFFSET_DELTA + 3] ^= 0x04
+    partition.segments[0].path.write_bytes(file)
+    assert partition.digest(5, until) == sound, "it is in another segment"
+    assert partition.digest(3, until).valid_from == until, "it is not believed"

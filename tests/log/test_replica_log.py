@@ -356,6 +356,52 @@ def test_damage_that_begins_below_the_start_of_the_log_is_put_back_from_there_on
     assert b"".join(again.read_replica_blocking(start, 10_000).buffers) == kept
 
 
+@pytest.mark.parametrize("harm", ["rot", "rot of a sealed segment", "a sealed segment ends early"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_damage_around_the_start_of_the_log_is_put_back(count: int, harm: str) -> None:
+    """The log starts in the middle of a batch that is damaged, alone or with those before it."""
+    rig = PowerRig(SimDisk(Random(1)), defaults=TopicSettings(segment_bytes=2_000))
+    source = filled(rig)
+    for number in range(20):
+        rig.append(source, *[f"{number:040d}"] * 3)
+    rig.driver.flush()
+    source.advance_high_watermark(source.log_end)
+    other, follower = copy(rig, source, segment_bytes=2_000)
+    follower.advance_high_watermark(source.log_end)
+    segment = -1 if harm == "rot" else 0
+    batches = list(follower.segments[segment].headers(0))
+    start = batches[-1][1].last_offset
+    assert batches[-1][1].base_offset < start
+    for store, log in ((rig.store, source), (other.store, follower)):
+        store.delete_records(log, start, lambda error: None)
+    other.settle()
+    if harm == "a sealed segment ends early":
+        inode = dict(other.disk.files())[str(follower.segments[segment].path).lstrip("/")]
+        for data in (inode.data, inode.durable):
+            del data[batches[-count][0] :]
+    else:
+        for position, _ in batches[-count:]:
+            rot(other, follower, segment, position + 70)
+    if harm != "rot":
+        other = other.again()
+        follower = other.store.partition("t", 0)
+        follower.become_follower(9, lambda error: None)
+    with pytest.raises(CorruptLog):
+        follower.read_replica_blocking(start, 1)
+    assert len(follower.damaged) == 1
+    end = follower.damaged[0][1]
+    heard = []
+    follower.repair(start, source.read_for_repair(start, end, 10_000).buffers, heard.append)
+    other.driver.flush()
+    assert heard == [None]
+    assert follower.damaged == []
+    kept = b"".join(source.read_replica_blocking(start, 10_000).buffers)
+    again = other.again().store.partition("t", 0)
+    for log in (follower, again):
+        assert log.damaged == []
+        assert b"".join(log.read_replica_blocking(start, 10_000).buffers) == kept
+
+
 @pytest.mark.parametrize("clean", [False, True])
 def test_damage_that_was_found_is_not_forgotten_by_a_restart(rig: PowerRig, clean: bool) -> None:
     partition = filled(rig)

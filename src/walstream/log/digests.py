@@ -16,6 +16,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from walstream.errors import CorruptLog
+from walstream.log.batch import OFFSET_MAX
 from walstream.log.segment import Segment
 
 DIGEST_BYTES = 16
@@ -40,15 +41,17 @@ def digest(segments: Sequence[Segment], start: int, end: int, valid_from: int) -
     state = blake2b(digest_size=DIGEST_BYTES)
     expected = start
     try:
-        for segment in segments:
+        for segment, until in zip(segments, [*(later.base_offset for later in segments[1:]), OFFSET_MAX], strict=True):
             if expected >= end:
                 break
-            if segment.durable_size == 0:
+            if until <= expected or segment.durable_size == 0:
                 continue
             position = segment.index.position_for_offset(expected)
             for _, header in segment.headers(position, segment.durable_size, strict=True):
                 if header.last_offset < expected:
                     continue
+                if header.next_offset > until:
+                    return Digest(end, b"")  # No header comes after it in its segment that would have told.
                 if header.base_offset != expected and not header.base_offset < start == expected:
                     return Digest(end, b"")  # A gap.
                 if header.base_offset >= start:

@@ -28,6 +28,8 @@ class Place(NamedTuple):
 
     position: int
     length: int
+    expected: int
+    """The offset that comes after the batch before it."""
     damage: tuple[int, int] | None = None
     """Offsets [from, to) whose bytes at `position` fail their checksum; to OFFSET_MAX if nothing sound follows."""
     following: int | None = None
@@ -87,19 +89,19 @@ def place_around_damage(source: Source, base_offset: int, offset: int, *, dense:
         )
         if header is not None and fits:
             if header.last_offset >= offset:
-                return Place(position, header.length)
+                return Place(position, header.length, expected)
             position += header.length
             expected = header.next_offset
             continue
         if not data:
-            return Place(position, 0)
+            return Place(position, 0, expected)
         following = next_batch(data, header.length if header else 1, _at_or_after(expected))
         if following is None and not is_rest:
             wanted *= 2
             continue
         if following is None or following[1].base_offset > offset:
             after = following[1].base_offset if following else None
-            return Place(position, 0, (expected, after if after is not None else OFFSET_MAX), after)
+            return Place(position, 0, expected, (expected, OFFSET_MAX if after is None else after), after)
         position += following[0]
         expected = following[1].base_offset
 
@@ -160,7 +162,7 @@ def _next_in(file: File, position: int, end: int, floor: int) -> tuple[Place, in
         found = next_batch(data, 0, _at_or_after(floor))
         if found is not None:
             after = found[1].base_offset
-            return Place(position - 1, 0, (floor, after), after), position + found[0]
+            return Place(position - 1, 0, floor, (floor, after), after), position + found[0]
         if is_rest:
-            return Place(position - 1, 0, (floor, OFFSET_MAX), None), None
+            return Place(position - 1, 0, floor, (floor, OFFSET_MAX), None), None
         wanted *= 2

@@ -34,7 +34,7 @@ from walstream.log.group_commit import Write
 from walstream.log.index import Index
 from walstream.log.journal import PartitionKey
 from walstream.log.keeping import KeptLog
-from walstream.log.received import check_received
+from walstream.log.received import check_received, first_offset
 from walstream.log.recovery import Recovered
 from walstream.log.repair import Repairing
 from walstream.log.segment import Segment
@@ -227,7 +227,8 @@ class PartitionLog(KeptLog):
             raise self.write_error
         if self.is_held:
             raise PartitionOffline(f"{self.name} is being cut back.", "Send again when it is done.")
-        first = self._first_offset(offset, received)
+        is_untouched = self.log_start == self.log_end == offset and not self.segments[-1].has_file
+        first = first_offset(received, offset) if is_untouched else offset
         parsed = check_received(
             received, offset, self.log_end, self.epochs.last_epoch, self.leader_epoch, first=first,
             dense=not self.settings.compacted,
@@ -239,14 +240,6 @@ class PartitionLog(KeptLog):
         for buffer, headers in parsed:
             self._enqueue_run(memoryview(buffer), headers, now_ms)
         return self.log_end
-
-    def _first_offset(self, offset: int, received: Sequence[Buffer]) -> int:
-        """Return where the first batch may begin: before `offset`, if an empty log starts in the middle of it."""
-        is_untouched = self.log_start == self.log_end == offset and not self.segments[-1].has_file
-        if not is_untouched or not received or len(received[0]) < batches.HEADER_BYTES:
-            return offset
-        header = batches.parse_header(received[0])
-        return header.base_offset if 0 <= header.base_offset < offset <= header.last_offset else offset
 
     def _enqueue_run(self, buffer: memoryview, headers: list[BatchHeader], now_ms: int) -> None:
         """Queue batches that stand in a row: one write for as many as go to the same segment."""

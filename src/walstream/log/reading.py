@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from walstream.errors import CorruptLog, OffsetOutOfRange, PartitionOffline, StorageError
 from walstream.log import times
-from walstream.log.batch import parse_header
+from walstream.log.batch import OFFSET_MAX, parse_header
 from walstream.log.digests import Digest, digest
 from walstream.log.epochs import EpochMap
 from walstream.log.replica_reads import Chunk, InFlight, SealedRange, chunk_of, sealed_range
@@ -141,6 +141,11 @@ class ReadableLog:
                 data = segment.read(offset, bytes_max, cached=cached, dense=dense, end=end)
                 if data is None or len(data):
                     return data
+                following = segments[number + 1].base_offset if number + 1 < len(segments) else OFFSET_MAX
+                if dense and segment.base_offset <= offset and following <= end:
+                    if cached:
+                        return None
+                    raise segment.ends_early(following)
                 number += 1  # Compaction left nothing at or after the offset in this segment.
         except CorruptLog as error:
             if cuts != self.truncations:
@@ -205,8 +210,8 @@ class ReadableLog:
     def read_for_repair(self, start: int, end: int, bytes_max: int) -> Chunk:
         """Return verified batches from `start` on, as far as they lie in [start, end); none if they cannot be read.
 
-        One is returned even if it ends later: who asks may not know how long it was. Blocks; may be called on another
-        thread.
+        One is returned even if it ends later: who asks may not know how long it was. It may begin before `start`, which
+        may be where a log begins. Blocks; may be called on another thread.
         """
         cuts = self.truncations
         try:
@@ -214,7 +219,7 @@ class ReadableLog:
                 return Chunk((), 0, start)  # It may begin before the log does, if its batch reaches into it.
             data = self._read_below(min(end, self.durable_end), start, bytes_max, cached=False)
             data = data or self._read_below(self.durable_end, start, 1, cached=False)
-            if data and parse_header(data).base_offset == start:
+            if data and parse_header(data).base_offset <= start:
                 return self._chunk(data, start, cuts)
         except (CorruptLog, FileNotFoundError):
             pass

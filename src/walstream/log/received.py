@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from walstream.errors import CorruptBatch, FencedLeaderEpoch
-from walstream.log.batch import BatchHeader, Buffer, verified_prefix, walk
+from walstream.log.batch import HEADER_BYTES, BatchHeader, Buffer, parse_header, verified_prefix, walk
 
 
 def check_received(
@@ -47,3 +47,14 @@ def check_received(
             expected, epoch = header.next_offset, header.leader_epoch
         parsed.append((buffer, headers))
     return parsed
+
+
+def first_offset(received: Sequence[Buffer], start: int) -> int:
+    """Return where the first batch begins if it holds `start`, where a log may begin in the middle of one; or `start`.
+
+    Raises CorruptBatch.
+    """
+    if not received or len(received[0]) < HEADER_BYTES:
+        return start
+    header = parse_header(received[0])
+    return header.base_offset if 0 <= header.base_offset < start <= header.last_offset else start

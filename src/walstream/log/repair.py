@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from walstream.errors import CorruptBatch, CorruptLog, PartitionOffline, WalstreamError
 from walstream.log.batch import HEADER_BYTES, BatchHeader, Buffer, parse_header
-from walstream.log.finding import pieces, place_around_damage
-from walstream.log.received import check_received
+from walstream.log.finding import Place, pieces, place_around_damage
+from walstream.log.received import check_received, first_offset
 from walstream.log.segment import Segment
 from walstream.log.surroundings import Done, Shared
 
@@ -32,48 +32,45 @@ class Gap(NamedTuple):
     position: int
     length: int | None
     """None: the segment ends there, and so may take any length."""
+    start: int
+    """The offset that belongs at `position`. Below the log's start nobody may have anything to repair it with: then
+    what comes is put before the sound batches, and what lies before that is never read."""
     end: int
     """The offset at which sound batches go on."""
-    begins_below: bool = False
-    """The damage begins below the log's start, where nobody has anything to repair it with: what comes is put before
-    the sound batches, and what lies before that is never read."""
 
 
 def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: int) -> Gap:
-    """Find the damage that begins at offset `start`; raises CorruptLog if none begins there. Blocks."""
+    """Find the damage that begins at offset `start`, or holds it if the log starts there. Blocks.
+
+    Raises CorruptLog if there is none.
+    """
     number = max(bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1, 0)
     segment = segments[number]
     is_last = number + 1 == len(segments)
     end = log_end if is_last else segments[number + 1].base_offset
-    if segment.size == 0:
-        place = None
-    else:
+    if segment.size:
         source = partial(pieces, segment.file, segment.durable_size)
         place = place_around_damage(source, segment.base_offset, start, dense=True)
-        if place.damage is None and place.length:
-            # Whole as far as its checksum goes, and yet known to be damaged: its epoch is wrong, or it was put there by
-            # a repair whose sync failed. Batch by batch, because what follows it may be damaged in another way.
-            header = parse_header(segment.file.pread(HEADER_BYTES, place.position))
-            if header.base_offset != start:
-                raise CorruptLog(f"Offset {start} is in the middle of a batch.")
-            return Gap(segment, place.position, place.length, header.next_offset)
-    position = place.position if place is not None else 0
-    if place is None or place.damage is None:
-        if is_last:
-            raise CorruptLog(f"The log ends before offset {start}; nothing there is damaged.")
-        return Gap(segment, position, None, end)
-    begins_below = place.damage[0] < start == log_start
-    if place.damage[0] != start and not begins_below:
-        error = CorruptLog(f"The damage around offset {start} begins at {place.damage[0]}.")
-        error.offsets = (place.damage[0], min(place.damage[1], end))
+    else:
+        place = Place(0, 0, segment.base_offset)
+    if place.length:
+        # Whole as far as its checksum goes, and yet known to be damaged: its epoch is wrong, or it was put there by
+        # a repair whose sync failed. Batch by batch, because what follows it may be damaged in another way.
+        header = parse_header(segment.file.pread(HEADER_BYTES, place.position))
+        if header.base_offset != start != log_start:
+            raise CorruptLog(f"Offset {start} is in the middle of a batch.")
+        return Gap(segment, place.position, place.length, header.base_offset, header.next_offset)
+    if place.damage is None and is_last:
+        raise CorruptLog(f"The log ends before offset {start}; nothing there is damaged.")
+    if place.expected != start != log_start:
+        error = CorruptLog(f"The damage around offset {start} begins at {place.expected}.")
+        error.offsets = (place.expected, end if place.following is None else place.following)
         raise error
     if place.following is None:
-        length = segment.durable_size - position if is_last else None
-        return Gap(segment, position, length, end, begins_below and is_last)
-    following = place_around_damage(
-        partial(pieces, segment.file, segment.durable_size), segment.base_offset, place.following, dense=True
-    )
-    return Gap(segment, position, following.position - position, place.following, begins_below)
+        length = segment.durable_size - place.position if is_last else None
+        return Gap(segment, place.position, length, place.expected, end)
+    following = place_around_damage(source, segment.base_offset, place.following, dense=True)
+    return Gap(segment, place.position, following.position - place.position, place.expected, place.following)
 
 
 class Repairing:
@@ -105,7 +102,8 @@ class Repairing:
 
     def _checked(self) -> list[BatchHeader]:
         epochs, start = self._partition.epochs, self._start
-        parsed = check_received(self._received, start, start, 0, self._partition.leader_epoch, dense=True)
+        first = first_offset(self._received, start) if start == self._partition.log_start else start
+        parsed = check_received(self._received, start, start, 0, self._partition.leader_epoch, dense=True, first=first)
         headers = [header for _, batch_headers in parsed for header in batch_headers]
         if not headers:
             raise CorruptBatch(f"No batch came for offset {start}.")
@@ -126,14 +124,12 @@ class Repairing:
             # What reaches beyond the damage is there already, or is for the next repair.
             headers = [header for header in headers if header.next_offset <= gap.end]
             size = sum(header.length for header in headers)
-            if not headers or not _fits(gap, size, headers[-1].next_offset):
+            position = _position_in(gap, headers, size) if headers else None
+            if position is None:
                 raise CorruptLog(f"The batches for offset {self._start} of {partition.name} do not fit between others.")
             file = gap.segment.file_to_write()
             if gap.length is None:
-                file.truncate(gap.position)
-            position = gap.position
-            if gap.begins_below and gap.length is not None:
-                position += gap.length - size
+                file.truncate(position)
             file.pwritev([memoryview(b"".join(self._received))[:size]], position)
             file.sync()
         except OSError as error:
@@ -141,7 +137,7 @@ class Repairing:
         except WalstreamError as error:
             self._shared.post(partial(self._refused, error))
         else:
-            self._shared.post(partial(self._written, gap, headers))
+            self._shared.post(partial(self._written, gap, position, headers))
 
     def _refused(self, error: WalstreamError) -> None:
         """There may be more damage than was known."""
@@ -149,25 +145,28 @@ class Repairing:
             self._partition.note_damage(*error.offsets, error)
         self._done(error)
 
-    def _written(self, gap: Gap, headers: list[BatchHeader]) -> None:
+    def _written(self, gap: Gap, position: int, headers: list[BatchHeader]) -> None:
         """On the event-loop thread."""
         partition = self._partition
         if partition.truncations != self._cuts:
             self._done(CorruptLog(f"{partition.name} was cut since."))
             return
         if gap.length is None:
-            gap.segment.extend(gap.position, headers)
+            gap.segment.extend(position, headers)
         partition.repaired(headers)
         self._done(None)
 
 
-def _fits(gap: Gap, size: int, next_offset: int) -> bool:
-    """Tell whether batches that end at `next_offset` can stand there: what reaches the end must fill the whole gap."""
+def _position_in(gap: Gap, headers: Sequence[BatchHeader], size: int) -> int | None:
+    """Return where batches can stand; None if they cannot: what reaches the end must fill the gap, or end with it."""
+    is_whole = headers[-1].next_offset == gap.end
+    if headers[0].base_offset == gap.start:
+        fits = gap.length is None or (size == gap.length if is_whole else size <= gap.length)
+        return gap.position if fits else None
     if gap.length is None:
-        return True
-    if gap.begins_below:
-        return next_offset == gap.end and size <= gap.length
-    return size == gap.length if next_offset == gap.end else size <= gap.length
+        # Apart from the batch before, by a byte at least: what follows it closely must go on where it ends.
+        return max(gap.segment.durable_size - size, gap.position + 1)
+    return gap.position + gap.length - size if is_whole and size < gap.length else None
 
 
 def without(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

@@ -199,14 +199,30 @@ class Segment:
         return data[:good]
 
     def _corrupt(self, place: Place) -> CorruptLog:
-        where = f"{self.path.parent.parent.name}-{self.path.parent.name}"
         hint = f" Records from offset {place.following} on can be read." if place.following is not None else ""
         error = CorruptLog(
-            f"{where}: the batch at byte {place.position} of {self.path.name} fails its checksum.",
+            f"{self._name}: the batch at byte {place.position} of {self.path.name} fails its checksum.",
             f"It is kept aside and not served.{hint}",
         )
         error.offsets = place.damage
         return error
+
+    def ends_early(self, end: int) -> CorruptLog:
+        """Return the error for a sealed segment that does not reach to `end`, as it should. Blocks."""
+        source = partial(pieces, self.file, self.durable_size)
+        place = place_around_damage(source, self.base_offset, end - 1, dense=True)
+        error = CorruptLog(
+            f"{self._name}: {self.path.name} ends early, at byte {place.position}; "
+            f"offsets {place.expected} to {end - 1} are missing.",
+            f"Records from offset {end} on can be read.",
+        )
+        error.offsets = (place.expected, end)
+        return error
+
+    @property
+    def _name(self) -> str:
+        """How people name the partition."""
+        return f"{self.path.parent.parent.name}-{self.path.parent.name}"
 
     def headers(
         self, position: int = 0, limit: int | None = None, *, strict: bool = False
