@@ -69,10 +69,17 @@ class History:
         """Losing records was allowed, and somebody leads since: what it holds is what is committed from here on."""
         self.given_up_epoch = self.unclean_epoch
         committed = self.committed
-        missing = first_difference(committed.between(start, committed.end), copy.mirror)
-        if missing is None:
+        end = committed.end
+        missing = first_difference(committed.between(start, end), copy.mirror)
+        if missing is not None:
+            committed.cut(missing[0].base)
+        committed.goes_on_at = 0
+        if committed.end < start:
+            # One led in between who lacked what this one knows to be deleted.
+            whole = copy.mirror.between(start, copy.mirror.end)
+            committed.goes_on_at = whole[0].base if whole else copy.mirror.end
+        if missing is None and committed.end == end:
             return
-        committed.cut(missing[0].base)
         self.sequences = {
             item.producer: (item.sequence + item.next - item.base, item.next)
             for item in committed.items

@@ -41,21 +41,23 @@ def item_of(header: BatchHeader) -> Item:
 
 
 class Mirror:
-    """The batches of one log, in order and without gaps."""
+    """The batches of one log, in order; without gaps, unless it goes on behind what was deleted."""
 
-    __slots__ = ("bases", "items", "start")
+    __slots__ = ("bases", "goes_on_at", "items", "start")
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
         """Where it begins when it is empty."""
+        self.goes_on_at = 0
+        """Where the next batch belongs, if not behind the last one."""
         self.items: list[Item] = []
         self.bases: list[int] = []
 
     @property
     def end(self) -> int:
-        """The offset after the last batch."""
+        """Where the next batch belongs."""
         items = self.items
-        return items[-1].next if items else self.start
+        return max(items[-1].next if items else self.start, self.goes_on_at)
 
     def add(self, item: Item) -> None:
         """Append a batch."""
