@@ -315,6 +315,66 @@ async def test_alter_configs(tmp_path: Path, connect: Connect) -> None:
         assert node.catalogue.topics["t"].config == {"segment.bytes": "8192"}
 
 
+TYPE, HOLD = "message.timestamp.type", "walstream.hold.from.ms"
+SET, DELETE = 0, 1
+
+
+async def test_a_held_topic_keeps_its_append_time(tmp_path: Path, connect: Connect) -> None:
+    """Neither in one request nor by leaving settings out; whoever ends the hold first has decided to."""
+    held = {TYPE: "LogAppendTime", HOLD: "17", "walstream.hold.bytes.max": "18"}
+    async with running_node(tmp_path) as node:
+        topic_of(node, config=held)
+        client = await connect(node)
+
+        async def change(*changes: tuple[str, int, str | None], validate_only: bool = False) -> Any:
+            configs = tuple(
+                incremental_v1.AlterableConfig(name=name, config_operation=operation, value=text)
+                for name, operation, text in changes
+            )
+            resource = incremental_v1.AlterConfigsResource(resource_type=2, resource_name="t", configs=configs)
+            request = incremental_v1.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=validate_only)
+            return (await client.ask(request)).responses[0]
+
+        async def replace(**settings: str | None) -> Any:
+            configs = tuple(
+                alter_v1.AlterableConfig(name=name.replace("_", "."), value=text) for name, text in settings.items()
+            )
+            whole = alter_v1.AlterConfigsResource(resource_type=2, resource_name="t", configs=configs)
+            return (await client.ask(alter_v1.AlterConfigsRequest(resources=(whole,), validate_only=False))).responses[0]
+
+        for refused in (
+            await change((TYPE, SET, "CreateTime")),
+            await change((TYPE, DELETE, None)),
+            await change((TYPE, SET, "CreateTime"), validate_only=True),
+            await change((HOLD, DELETE, None), (TYPE, SET, "CreateTime")),
+            await change((HOLD, SET, "-1"), (TYPE, DELETE, None)),
+            await replace(),
+            await replace(segment_bytes="8192"),
+            await replace(message_timestamp_type="CreateTime"),
+            await replace(message_timestamp_type="CreateTime", walstream_hold_from_ms="-1"),
+            await replace(walstream_hold_from_ms=None),
+        ):
+            assert refused.error_code == 44
+            assert "t is held by a feed (walstream.hold.from.ms=17)" in refused.error_message
+            assert "walstream topic alter t --set walstream.hold.from.ms=-1" in refused.error_message
+            assert node.catalogue.topics["t"].config == held
+        # The hold is not of those settings that a replacement resets: it belongs to somebody else.
+        assert (await replace(message_timestamp_type="LogAppendTime", segment_bytes="8192")).error_code == 0
+        assert node.catalogue.topics["t"].config == held | {"segment.bytes": "8192"}
+        assert (await change((TYPE, SET, "CreateTime"))).error_code == 44
+        assert (await change((HOLD, SET, "23"), ("retention.ms", SET, "77"))).error_code == 0
+        assert (await change((HOLD, SET, "-1"))).error_code == 0
+        assert (await change((TYPE, SET, "CreateTime"))).error_code == 0
+        assert not node.store.partition("t", 0).settings.append_time
+        # A hold that comes after the change keeps nobody from changing it back.
+        assert (await change((HOLD, SET, "29"))).error_code == 0
+        assert (await change((TYPE, SET, "LogAppendTime"))).error_code == 0
+        assert (await change((TYPE, SET, "CreateTime"))).error_code == 44
+        assert (await replace(message_timestamp_type="LogAppendTime", walstream_hold_from_ms=None)).error_code == 0
+        assert HOLD not in node.catalogue.topics["t"].config
+        assert (await replace()).error_code == 0
+
+
 async def test_producer_ids_are_never_given_twice(tmp_path: Path, connect: Connect) -> None:
     seen = set()
     for _ in range(2):

@@ -2,6 +2,11 @@
 
 Topic settings have Kafka's names and are changed here. The node's configuration has walstream's own names
 (`section.key`) and is changed in its file and by a restart, so an attempt to change it here is refused with that hint.
+
+A *hold* belongs to whoever reads the topic, a feed, and so does the order by append time that it reads by. While one is
+set, no request takes the topic's append time, also not one that ends the hold as well: what the records that came
+meanwhile lack cannot be given back to them. A hold ends when a request names it and nothing else ends it, so that to go
+on without is somebody's decision, not the side effect of a replacement that did not know of it.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from walstream.cluster.local import Topic
 from walstream.config import NODE_SECTIONS, value_of
 from walstream.config import fields as config_fields
-from walstream.errors import InvalidRequest, InvalidTopicConfig
-from walstream.log.settings import BY_NAME, TopicSettings
+from walstream.errors import InvalidRequest, InvalidTopicConfig, PolicyViolation
+from walstream.log.settings import BY_NAME, NO_HOLD, TopicSettings
 from walstream.node.api.answers import failure
 from walstream.node.context import Context
 from walstream.node.wire import Message, Reply
@@ -26,6 +33,7 @@ FROM_TOPIC, FROM_FILE, FROM_DEFAULT = 1, 4, 5
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 LISTS = frozenset({"cleanup.policy"})
+HOLD = ("walstream.hold.from.ms", "walstream.hold.bytes.max")
 
 _BOOLEAN, _STRING, _LONG, _DOUBLE, _LIST = 1, 2, 5, 6, 7
 _SENSITIVE = frozenset({"security.users"})
@@ -165,8 +173,21 @@ def _alter_one(context: Context, resource: Message, change: Change, validate_onl
         raise InvalidRequest("The request names a setting twice.")
     config = change(topic, resource, node.catalogue.settings(topic))
     TopicSettings.parse(config)
+    _check_hold(topic, node.catalogue.settings(topic), node.catalogue.settings(replace(topic, config=config)))
     if not validate_only:
         node.store.configure_topic(topic.name, config)
+
+
+def _check_hold(topic: Topic, before: TopicSettings, after: TopicSettings) -> None:
+    """Refuse to take the append time of a topic that is held. Raises PolicyViolation."""
+    if before.hold_from_ms == NO_HOLD or not before.append_time or after.append_time:
+        return
+    raise PolicyViolation(
+        f"{topic.name} is held by a feed ({HOLD[0]}={before.hold_from_ms}), which reads it in the order of append "
+        "times: records without them would be passed over. message.timestamp.type stays LogAppendTime.",
+        "Take the topic out of feed.topics, or end the feed; then end the hold, in a request of its own: "
+        f"walstream topic alter {topic.name} --set {HOLD[0]}={NO_HOLD}",
+    )
 
 
 def _apply(topic: Topic, resource: Message, settings: TopicSettings) -> dict[str, str]:
@@ -198,5 +219,7 @@ def _changed_list(present: str, entry: Message) -> str:
 
 
 def _replace(topic: Topic, resource: Message, settings: TopicSettings) -> dict[str, str]:  # noqa: ARG001
+    """Return the settings that the request gives; a hold stays unless the request names it."""
     given: Mapping[str, str | None] = {entry.name: entry.value for entry in resource.configs}
-    return {name: value for name, value in given.items() if value is not None}
+    held = {name: topic.config[name] for name in HOLD if name in topic.config}
+    return {name: value for name, value in (held | given).items() if value is not None}
