@@ -21,12 +21,14 @@ class Written:
     key: bytes = b"key"
     tenant: str = ""
     topic: str = "t"
+    op_type: int = wal_pb2.OP_PUT
 
     @property
     def message(self) -> wal_pb2.WalEntry:
         return wal_pb2.WalEntry(
             lsn=str(GlobalLsn(self.lsn)),
             tenant_id=self.tenant,
+            op_type=self.op_type,  # type: ignore[arg-type]
             topic=self.topic,
             key_prefix=f"walstream:{self.tenant}:{self.topic}:",
             key=self.key,

@@ -22,6 +22,7 @@ from walstream.errors import (
     EntryTooLarge,
     LsnNotAvailable,
     NotAuthorized,
+    OperationUnknown,
     SubscriberTooSlow,
     TokenExpired,
     UnreachableError,
@@ -71,6 +72,26 @@ async def using(feed: Served, act: Callable[[Client], T], **more: Any) -> T:
 def first(stream: Any, count: int) -> list[int]:
     with stream:
         return [entry.lsn - BASE for entry in itertools.islice(stream, count)]
+
+
+async def test_an_operation_of_a_newer_feed_is_told(tmp_path: Path) -> None:
+    """With what came before it in hand, and where to go on with a newer client; a retry would find the same."""
+    log = MemoryLog(frame_entries=1)
+    await log.append(Written(lsn(1)), Written(lsn(2), op_type=99), Written(lsn(3)))
+    async with served(tmp_path, log) as feed:
+
+        def read(client: Client) -> list[GlobalLsn]:
+            found: list[GlobalLsn] = []
+            stream = client.subscribe("oldest", batch_size=1)
+            with pytest.raises(OperationUnknown, match="has the operation 99") as caught:
+                found.extend(entry.lsn for entry in stream)
+            assert f"resume at {lsn(2)}" in str(caught.value)
+            assert not caught.value.retryable
+            assert stream.resume == lsn(2)
+            return found
+
+        found = await using(feed, read)
+    assert found == [lsn(1)]
 
 
 async def test_entries_come_in_order_from_where_one_asks(tmp_path: Path) -> None:

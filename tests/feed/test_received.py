@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feed.frames import Written, frame_of
-from walstream.errors import EntryDamaged, UsageError
+from walstream.errors import EntryDamaged, OperationUnknown, UsageError
 from walstream.feed import wal_pb2
 from walstream.feed.received import Batch, Heartbeat, Op, Receiver, Watermark, position, read_entry
 from walstream.feed.service.batching import Limits, batch_response, cut
@@ -56,6 +56,17 @@ def test_a_wrong_checksum_is_not_believed(field: str) -> None:
     setattr(message, field, getattr(message, field)[:-1] + b"!")
     with pytest.raises(EntryDamaged, match=r"checksum of the entry at 0+\.0+\.0+7"):
         read_entry(message)
+
+
+def test_an_operation_of_a_later_version_is_not_passed_over() -> None:
+    written = [Written(10), Written(11, op_type=99), Written(12)]
+    receiver = Receiver(5)
+    with pytest.raises(OperationUnknown, match=f"at {GlobalLsn(11)} has the operation 99.*resume at {GlobalLsn(11)}"):
+        receiver.read(batch_response(cut(frame_of(written), None, Limits(1000)).slices, wal_pb2.NONE))
+    assert receiver.resume == 5
+    inside = wal_pb2.BatchWrite(entries=[written[1].message]).SerializeToString()
+    with pytest.raises(OperationUnknown, match="operation 99"):
+        _ = read_entry(Written(12, inside, b"", op_type=wal_pb2.OP_BATCH).message).transaction
 
 
 def test_a_response_of_a_later_version_says_nothing() -> None:

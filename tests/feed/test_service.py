@@ -320,6 +320,40 @@ class TestEnds:
             await until(lambda: len(feed.service.streams) == 2)
             assert await read(feed.subscribe(start_lsn="oldest"), 1) == [1]
 
+    async def test_one_tenant_cannot_take_the_places_of_others(self, tmp_path: Path) -> None:
+        limits = {"tenant_subscriptions_max": 2, "subscriptions_max": 5}
+        async with served(tmp_path, await memory(1, tenant="acme"), **limits) as feed:
+
+            def subscribe(tenant: str, subject: str) -> Any:
+                metadata = feed.metadata(role="replication", tenant=tenant, sub=subject)
+                return feed.subscribe(metadata, start_lsn="oldest")
+
+            calls = [subscribe("acme", subject) for subject in ("ann", "bob")]
+            for call in calls:
+                assert await read(call, 1) == [1]
+            for subject in ("ann", "cid"):
+                responses, error = await ended(subscribe("acme", subject))
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "too_many_subscriptions: 2 streams of the tenant acme are open" in error.details()
+                assert "feed.tenant_subscriptions_max" in error.details()
+                assert responses[-1].error.startswith("too_many_subscriptions: 2 streams of the tenant acme")
+            admins = [feed.subscribe(start_lsn="oldest") for _ in range(3)]
+            for call in admins:
+                assert await read(call, 1) == [1], "admins count only among all"
+            _, error = await ended(subscribe("umbrella", "ann"))
+            assert "too_many_subscriptions: 5 streams are open" in error.details()
+            calls[0].cancel()
+            await until(lambda: len(feed.service.streams) == 4)
+            assert await read(subscribe("acme", "cid"), 1) == [1]
+
+    async def test_a_place_is_given_back_by_who_was_refused_for_another_reason(self, tmp_path: Path) -> None:
+        async with served(tmp_path, await memory(9), tenant_subscriptions_max=1) as feed:
+            feed.log.remove_before(lsn(5))
+            metadata = feed.metadata(role="replication", tenant="acme", sub="ann")
+            for _ in range(3):
+                _, error = await ended(feed.subscribe(metadata, start_lsn=text(2)))
+                assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+
     async def test_a_client_that_leaves(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         log = await memory(5000, value=bytes(10_000))
         async with served(tmp_path, log) as feed:

@@ -143,6 +143,9 @@ class FeedConfig(Section):
     subscriptions_max: int = Field(default=1_000, ge=1)
     """Streams open at once; a further one is refused."""
 
+    tenant_subscriptions_max: int = Field(default=100, ge=1)
+    """Streams of one tenant open at once, of all its tokens together, so that others have their place, too."""
+
     queue_entries_max: int = Field(default=10_000, ge=1)
     """Entries that wait for one subscriber to take them."""
 

@@ -50,7 +50,8 @@
     │   ├── TooManySubscriptions    as many as there may be are there
     │   ├── AckRefused              it acknowledges what it was not sent
     │   ├── EntryTooLarge           an entry that its channel does not take
-    │   └── EntryDamaged            what arrives at it is not what was sent
+    │   ├── EntryDamaged            what arrives at it is not what was sent
+    │   └── OperationUnknown        … is more than its version of the client can read
     ├── ValueUnrepresentable        a value that the type of its column in Spark cannot hold
     ├── PipelineError               the log is well, and the tables cannot follow it
     │   ├── SchemaIncompatible      a column became something that the table's values cannot become

@@ -166,6 +166,10 @@ class EntryDamaged(FeedError):
     """What arrived is not what was sent: a checksum is wrong, or entries are not in their order."""
 
 
+class OperationUnknown(FeedError):
+    """An entry of a newer feed does what this client has no word for: to pass over it would lose it."""
+
+
 class PipelineError(WalstreamError):
     """The tables cannot follow the log."""
 

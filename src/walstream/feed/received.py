@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import crc32c
 
-from walstream.errors import EntryDamaged, UsageError
+from walstream.errors import EntryDamaged, OperationUnknown, UsageError
 from walstream.feed import wal_pb2
 from walstream.feed.service.batching import decompress
 from walstream.feed.service.resume import position_of
@@ -120,7 +120,10 @@ class Receiver:
         """Everything below has come."""
 
     def read(self, data: bytes) -> Batch | Heartbeat | Watermark | None:
-        """Return what a response says; None when it says nothing that is known here. Raises EntryDamaged."""
+        """Return what a response says; None when it says nothing that is known here.
+
+        Raises EntryDamaged, OperationUnknown; then it has taken in nothing of the response.
+        """
         response = wal_pb2.WalResponse.FromString(data)
         match response.WhichOneof("payload"):
             case "batch":
@@ -156,8 +159,13 @@ class Receiver:
 
 
 def read_entry(message: wal_pb2.WalEntry) -> Entry:
-    """Return an entry whose checksum is right. Raises EntryDamaged."""
-    key, value, op = message.key, message.value, _OPS[message.op_type]
+    """Return an entry whose checksum is right. Raises EntryDamaged, OperationUnknown."""
+    key, value, op = message.key, message.value, _OPS.get(message.op_type)
+    if op is None:
+        raise OperationUnknown(
+            f"The entry at {message.lsn} has the operation {message.op_type}, which this client does not know.",
+            f"The feed is newer: update walstream here, and resume at {message.lsn}.",
+        )
     if crc32c.crc32c(value, crc32c.crc32c(key)).to_bytes(4, "big") != message.checksum:
         raise EntryDamaged(
             f"The checksum of the entry at {message.lsn} is wrong.", "Resume behind the last entry that was processed."

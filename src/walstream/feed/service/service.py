@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -25,13 +26,14 @@ from google.protobuf.message import DecodeError, Message
 from walstream import logs
 from walstream.config import FeedConfig
 from walstream.error_codes import codes
-from walstream.errors import AckRefused, TooManySubscriptions, UsageError, WalstreamError
+from walstream.errors import AckRefused, UsageError, WalstreamError
 from walstream.feed import wal_pb2
 from walstream.feed.auth.auth import Authenticator
 from walstream.feed.auth.identity import Identity, Session
 from walstream.feed.service.ack_log import AckLog, now_ms
 from walstream.feed.service.batching import SharedCuts
 from walstream.feed.service.demand import Demand
+from walstream.feed.service.places import Places
 from walstream.feed.service.responses import error_response, shown
 from walstream.feed.service.resume import resume_token
 from walstream.feed.service.sources import extent, open_source
@@ -78,7 +80,7 @@ class Service:
         self._auth = auth
         self._acks: AckLog | None = None
         self._numbers = itertools.count(1)
-        self._opening = 0
+        self._places = Places(config)
         self.ending = 0
         """Streams that have ended and whose subscribers have not taken that yet."""
         self._stopping: WalstreamError | None = None
@@ -111,11 +113,16 @@ class Service:
     # Subscribe
 
     async def _subscribe(self, request: bytes, context: Context) -> None:
-        try:
-            stream = await self._open(request, context)
-        except WalstreamError as refusal:
-            await context.write(error_response(refusal.message))
-            await self._abort(context, "Subscribe", refusal)
+        with ExitStack() as place:
+            try:
+                stream = await self._open(request, context, place)
+            except WalstreamError as refusal:
+                place.close()
+                await context.write(error_response(refusal.message))
+                await self._abort(context, "Subscribe", refusal)
+            await self._stream(stream, context)
+
+    async def _stream(self, stream: Subscription, context: Context) -> None:
         try:
             # Only the client ends a stream without an error, and it does so by cancelling this.
             error = await stream.run(context.write)
@@ -124,7 +131,7 @@ class Service:
         if isinstance(error, ClientGone):
             return
         # What the call was given it cannot take back, and holds until the client takes it or is gone. Meanwhile the
-        # stream counts among those that may be open: so many messages can be held, and no more.
+        # stream keeps its place: so many messages can be held, and no more.
         self.ending += 1
         try:
             if await stream.is_writable():
@@ -134,23 +141,15 @@ class Service:
             self.ending -= 1
             stream.abandon()
 
-    async def _open(self, request: bytes, context: Context) -> Subscription:
+    async def _open(self, request: bytes, context: Context, place: ExitStack) -> Subscription:
         identity = await self._auth.authenticate(context.invocation_metadata() or ())
         demand = Demand.of(_read(wal_pb2.SubscribeRequest, request), identity, self.config)
         if self._stopping is not None:
             raise self._stopping
-        if len(self.streams) + self._opening + self.ending >= self.config.subscriptions_max:
-            raise TooManySubscriptions(
-                f"too_many_subscriptions: {self.config.subscriptions_max} streams are open",
-                "Try again later, or raise feed.subscriptions_max.",
-            )
-        self._opening += 1
-        try:
-            await self._make_room(demand.subscriber)
-            acked, done = self.marks.acked(demand.subscriber), self.marks.done(demand.subscriber)
-            opened = await open_source(self.reading, demand, acked, done)
-        finally:
-            self._opening -= 1
+        place.enter_context(self._places.taken(identity.tenant))
+        await self._make_room(demand.subscriber)
+        acked, done = self.marks.acked(demand.subscriber), self.marks.done(demand.subscriber)
+        opened = await open_source(self.reading, demand, acked, done)
         bounds = demand.bounds(self.config)
         stream = Subscription(next(self._numbers), demand, Session(identity), opened, bounds, self._around)
         self.streams[stream.number] = stream
