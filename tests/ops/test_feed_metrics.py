@@ -96,6 +96,35 @@ async def test_one_that_has_left_is_still_behind(tmp_path: Path) -> None:
         assert set(found["kdb_wal_queue_depth"]) == {"here"}
 
 
+async def test_nobody_can_be_taken_for_a_tenants_subscriber(tmp_path: Path) -> None:
+    """Names are chosen by clients: an admin's may look like a tenant and a name, and so may a tenant."""
+    log = MemoryLog()
+    await log.append(*(Written(BASE + number, tenant=("acme", "acme/ann")[number % 2]) for number in range(50)))
+    async with served(tmp_path, log) as feed:
+        for credit, (tenant, name) in enumerate((("", "acme/ann"), ("acme", "ann"), ("acme/ann", "x"), ("acme", "ann/x"))):
+            claims = {"role": "replication", "tenant": tenant} if tenant else {"role": "admin", "tenant": None}
+            metadata = feed.metadata(sub="somebody", **claims)
+            call = feed.subscribe(metadata, start_lsn="oldest", subscriber_id=name, credit_entries=credit + 1)
+            await call.read()
+        whole = view(feed)
+        whole.retention.lags.append(Lag(Subscriber("replication", "acme", "gone"), 70, 0))
+        text = FeedExporter(whole).render().decode()
+        found = {
+            (sample.name, sample.labels["tenant"], sample.labels["subscriber_id"]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "subscriber_id" in sample.labels
+        }
+        lags = {key[1:]: value for key, value in found.items() if key[0] == "walstream_feed_subscriber_lag_entries"}
+        connected = {("", "acme/ann"), ("acme", "ann"), ("acme/ann", "x"), ("acme", "ann/x")}
+        assert set(lags) == connected | {("acme", "gone")}
+        assert len(set(lags.values())) == len(lags), "each has its own"
+        for name in ("walstream_feed_queue_entries", "walstream_feed_queue_bytes", "kdb_wal_queue_depth"):
+            assert {key[1:] for key in found if key[0] == name} == connected
+        told = {(one["role"], one["tenant"], one["name"]) for one in health(whole)[1]["subscribers"]}
+        assert told == {("replication" if tenant else "admin", tenant, name) for tenant, name in connected}
+
+
 async def test_the_rules_name_metrics_that_exist(tmp_path: Path) -> None:
     async with served(tmp_path, await log_of(1)) as feed:
         await feed.subscribe(start_lsn="oldest").read()

@@ -2,7 +2,8 @@
 
 The names of RFC-010 are kept beside walstream's own (`kdb_wal_…`), so that its dashboards and alerts go on working. A
 subscriber is a label while it is connected or the log keeps something for it, and only up to a number of them: a scrape
-must stay small.
+must stay small. Its tenant is a label of its own, empty for an admin: names are chosen by clients, so put together with
+a tenant one subscriber's could be made to look like another's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SUBSCRIBER_SERIES_MAX: Final = 500
 class SubscriberView(NamedTuple):
     """What is told of one subscriber, all its streams together."""
 
+    role: str
+    tenant: str
     name: str
     lag_entries: int
     queue_entries: int
@@ -85,7 +88,7 @@ class FeedExporter(Collector):
         yield _gauge("walstream_feed_known_subscribers", "Subscribers that are remembered.", len(feed.marks))
 
     def _subscribers(self) -> Iterator[Metric]:
-        labels = ["subscriber_id"]
+        labels = ["tenant", "subscriber_id"]
         lags = [
             GaugeMetricFamily(name, "Entries behind the head.", labels=labels)
             for name in ("walstream_feed_subscriber_lag_entries", "kdb_wal_subscriber_lag_lsn")
@@ -97,15 +100,15 @@ class FeedExporter(Collector):
         sizes = GaugeMetricFamily("walstream_feed_queue_bytes", "Bytes that wait in the send queue.", labels=labels)
         connected = views(self._feed)
         # One that has left and may come back is the one whose lag somebody should hear of.
-        behind = {str(lag.subscriber): lag.entries for lag in self._feed.retention.lags}
-        behind |= {view.name: view.lag_entries for view in connected}
-        for name in nlargest(SUBSCRIBER_SERIES_MAX, behind, key=behind.__getitem__):
+        behind = {lag.subscriber[1:]: lag.entries for lag in self._feed.retention.lags}
+        behind |= {(view.tenant, view.name): view.lag_entries for view in connected}
+        for subscriber in nlargest(SUBSCRIBER_SERIES_MAX, behind, key=behind.__getitem__):
             for family in lags:
-                family.add_metric([name], behind[name])
+                family.add_metric(subscriber, behind[subscriber])
         for view in connected[:SUBSCRIBER_SERIES_MAX]:
             for family in depths:
-                family.add_metric([view.name], view.queue_entries)
-            sizes.add_metric([view.name], view.queue_bytes)
+                family.add_metric([view.tenant, view.name], view.queue_entries)
+            sizes.add_metric([view.tenant, view.name], view.queue_bytes)
         yield from (*lags, *depths, sizes)
 
     def _reading(self) -> Iterator[Metric]:
@@ -125,18 +128,18 @@ def views(feed: Feed) -> list[SubscriberView]:
     """Return the connected subscribers, those furthest behind first."""
     streams = defaultdict(list)
     for stream in feed.service.streams.values():
-        streams[str(stream.demand.subscriber)].append(stream)
+        streams[stream.demand.subscriber].append(stream)
     found = [
         SubscriberView(
-            name,
+            *subscriber,
             max(stream.entries_behind() for stream in theirs),
             sum(stream.queue.entries for stream in theirs),
             sum(stream.queue.size_bytes for stream in theirs),
             sum(stream.sent.entries for stream in theirs),
         )
-        for name, theirs in streams.items()
+        for subscriber, theirs in streams.items()
     ]
-    return sorted(found, key=lambda view: (-view.lag_entries, view.name))
+    return sorted(found, key=lambda view: (-view.lag_entries, view.tenant, view.name))
 
 
 def health(feed: Feed) -> tuple[int, dict[str, Any]]:
