@@ -54,7 +54,7 @@ class MemoryLog(Reading):
     def remove_before(self, lsn: int) -> None:
         self.removed = lsn
 
-    async def subscribe(self, start: int, topics: tuple[str, ...] = ()) -> MemorySource:
+    async def subscribe(self, start: int, topics: tuple[str, ...] = (), *, is_new: bool = False) -> MemorySource:
         if start < self.removed:
             raise LsnNotAvailable.of(GlobalLsn(start), GlobalLsn(self.removed), GlobalLsn(self.head()))
         self.open_sources += 1

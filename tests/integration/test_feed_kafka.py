@@ -21,13 +21,14 @@ from integration.feed_processes import MakeFeed, check_complete, create_feed_top
 from integration.support import rounds, seeded, wait_for
 from integration.test_capture_crash import Supervisor
 from integration.test_feed_resume import Subscriber
+from integration.test_feed_strays import refused, resolved, stray, told_of, values_from
 from integration.test_feed_transactions import ACCOUNTS, AMOUNT, PREFIX, TABLES, Replica, Transfers
 from integration.written_log import everything
 from jvm import kafka_broker
 from jvm.kafka_broker import KafkaBroker
 from postgres.servers import MakePostgres
 from walstream.capture.reading import LogReader
-from walstream.errors import WalstreamError
+from walstream.errors import LogUnfit, WalstreamError
 from walstream.feed import wal_pb2
 from walstream.feed.process import FeedProcess
 from walstream.feed.received import Entry, Heartbeat, read_entry
@@ -223,3 +224,28 @@ def test_what_cannot_be_read_yet_is_waited_for(kafka: KafkaBroker, make_feed: Ma
         while len(found) < 2:
             found += getattr(next(events), "entries", ())
         assert [entry.value for entry in found] == [b"first", b"second"]
+
+
+def test_records_without_append_time_are_never_passed_over(kafka: KafkaBroker, make_feed: MakeFeed) -> None:
+    """Kafka lets a topic be switched away and back while it is in the feed: live or away, who may lack records is told."""
+    log: Any = kafka
+    create_feed_topic(log, "switched")
+    write(log, "switched", [b"1"])
+    feed = make_feed(log, topics='["switched"]', settle_ms=200, heartbeat_ms=50)
+    start = resolved(feed)
+    with feed.client("live") as client, client.subscribe(start) as stream:
+        events = stream.events()
+        assert isinstance(next(events), Heartbeat)
+        stray(log, "switched", b"stray", is_held=False)
+        with pytest.raises(LogUnfit, match="switched-0 has a record with the LSN"):
+            list(islice(events, 200))
+    write(log, "switched", [b"2"])
+    assert values_from(feed, "oldest", 3) == [b"1", b"stray", b"2"]
+    assert values_from(feed, told_of(refused(feed, start)), 2) == [b"stray", b"2"]
+    away = resolved(feed)
+    feed.stop()
+    stray(log, "switched", b"while away", is_held=False)
+    write(log, "switched", [b"3"])
+    again = make_feed(log, share=feed, topics='["switched"]', settle_ms=200, heartbeat_ms=50)
+    assert values_from(again, told_of(refused(again, away)), 2) == [b"while away", b"3"]
+    assert values_from(again, told_of(refused(again, start)), 4) == [b"stray", b"2", b"while away", b"3"]

@@ -30,7 +30,8 @@ def test_whoever_went_past_an_entry_that_is_late_is_told(make_node: MakeNode, ma
         (early,) = islice(entries, 1)
         write(node, "late", [b"one", b"two"], partition=0)
         *_, two = islice(entries, 2)
-        # From here on it is given the stamp of the record before it.
+        # From here on it is given the stamp of the record before it. The feed's hold would forbid it.
+        configure_topic(node.address, "late", walstream_hold_from_ms=-1)
         configure_topic(node.address, "late", message_timestamp_type="CreateTime")
         write(node, "late", [b"late"], partition=1)
         with pytest.raises(LogUnfit, match="late-1 has a record with the LSN"):

@@ -340,7 +340,8 @@ async def test_a_held_topic_keeps_its_append_time(tmp_path: Path, connect: Conne
                 alter_v1.AlterableConfig(name=name.replace("_", "."), value=text) for name, text in settings.items()
             )
             whole = alter_v1.AlterConfigsResource(resource_type=2, resource_name="t", configs=configs)
-            return (await client.ask(alter_v1.AlterConfigsRequest(resources=(whole,), validate_only=False))).responses[0]
+            request = alter_v1.AlterConfigsRequest(resources=(whole,), validate_only=False)
+            return (await client.ask(request)).responses[0]
 
         for refused in (
             await change((TYPE, SET, "CreateTime")),

@@ -101,7 +101,8 @@ async def test_nobody_can_be_taken_for_a_tenants_subscriber(tmp_path: Path) -> N
     log = MemoryLog()
     await log.append(*(Written(BASE + number, tenant=("acme", "acme/ann")[number % 2]) for number in range(50)))
     async with served(tmp_path, log) as feed:
-        for credit, (tenant, name) in enumerate((("", "acme/ann"), ("acme", "ann"), ("acme/ann", "x"), ("acme", "ann/x"))):
+        subscribers = [("", "acme/ann"), ("acme", "ann"), ("acme/ann", "x"), ("acme", "ann/x")]
+        for credit, (tenant, name) in enumerate(subscribers):
             claims = {"role": "replication", "tenant": tenant} if tenant else {"role": "admin", "tenant": None}
             metadata = feed.metadata(sub="somebody", **claims)
             call = feed.subscribe(metadata, start_lsn="oldest", subscriber_id=name, credit_entries=credit + 1)
@@ -116,7 +117,7 @@ async def test_nobody_can_be_taken_for_a_tenants_subscriber(tmp_path: Path) -> N
             if "subscriber_id" in sample.labels
         }
         lags = {key[1:]: value for key, value in found.items() if key[0] == "walstream_feed_subscriber_lag_entries"}
-        connected = {("", "acme/ann"), ("acme", "ann"), ("acme/ann", "x"), ("acme", "ann/x")}
+        connected = set(subscribers)
         assert set(lags) == connected | {("acme", "gone")}
         assert len(set(lags.values())) == len(lags), "each has its own"
         for name in ("walstream_feed_queue_entries", "walstream_feed_queue_bytes", "kdb_wal_queue_depth"):

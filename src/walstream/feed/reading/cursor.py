@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from walstream.errors import (
     LogLost,
@@ -23,8 +23,9 @@ from walstream.errors import (
     UnknownTopic,
     WalstreamError,
 )
+from walstream.feed.reading.calls import LATEST
 from walstream.feed.reading.chunks import Chunks, Loaded, Place, fetch_bytes
-from walstream.feed.reading.entries import Lane
+from walstream.feed.reading.entries import Chunk, Lane
 from walstream.feed.reading.frames import Frame
 from walstream.feed.reading.log_client import LogClient
 from walstream.feed.reading.log_errors import passes
@@ -32,7 +33,7 @@ from walstream.feed.reading.merge import Late, Merge, Strand, frame_of
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.region_topic import REGIONS
 from walstream.feed.reading.resolved import Promises
-from walstream.feed.reading.seeking import Removed, Seeking
+from walstream.feed.reading.seeking import WAIT_S, Removed, Seeking
 from walstream.feed.reading.topics import Topics
 from walstream.positions import GlobalLsn, TopicPartition
 
@@ -57,6 +58,14 @@ class LogView:
     head: Callable[[], int]
 
 
+class Passed(NamedTuple):
+    """A stray that was passed over."""
+
+    offset: int
+    start: int
+    """The LSN from which on its partition was asked for."""
+
+
 class Pause:
     """Waits a little longer each time nothing has changed."""
 
@@ -77,9 +86,15 @@ class Pause:
 class Reader:
     """A merge over the partitions that a subscriber, or the window, reads."""
 
-    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = ()) -> None:
+    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = (), *, is_new: bool = False) -> None:
+        """Begin at an LSN. One that is new has never stood there: what came below it meanwhile is not its concern."""
         self._view = view
         self._patterns = patterns
+        self._is_new = is_new
+        self._known_until: dict[TopicPartition, int] = {}
+        """Of one that is new: strays before these offsets were there when it began."""
+        self._passed: dict[TopicPartition, Passed] = {}
+        """Strays that the merge has passed over since it was last looked whether they are lacking."""
         self._version = -1
         self._retry = Pause(RETRY_S_MAX)
         self._beyond_since_s: dict[TopicPartition, float] = {}
@@ -114,6 +129,7 @@ class Reader:
             if runs:
                 return frame_of(runs, self._view.cluster, self.merge.position - 1)
             await self._feed()
+            await self._check_passed()
             self._retry.reset()
             self.trouble = ""
         except Removed as error:
@@ -155,7 +171,13 @@ class Reader:
         """Read no more."""
 
     async def _find(self, lanes: dict[TopicPartition, Lane]) -> dict[TopicPartition, Place]:
-        return await self._view.seeking.seek(lanes, self.merge.position) if lanes else {}
+        is_new, self._is_new = self._is_new, False
+        if not lanes:
+            return {}
+        if is_new:
+            ends = await self._view.client.offsets_of_all(dict.fromkeys(lanes, LATEST), WAIT_S)
+            self._known_until = {one: end.offset for one, end in ends.items()}
+        return await self._view.seeking.seek(lanes, self.merge.position, is_new=is_new)
 
     async def _feed(self) -> None:
         raise NotImplementedError
@@ -173,6 +195,10 @@ class Reader:
             self._view.topics.note_end(partition, loaded.high_watermark)
         if chunk is None or chunk.next_offset == place.offset:
             return False
+        if chunk.strays:
+            self._note_passed(partition, chunk)
+        else:
+            self._view.seeking.strays.note_clean(place.lane, place.offset, chunk.next_offset)
         try:
             self.merge.push(partition, chunk)
         except Late as late:
@@ -181,6 +207,20 @@ class Reader:
             self._view.seeking.note(place.lane, chunk.next_offset - 1, chunk.lsns[-1])
         self.places[partition] = Place(place.lane, chunk.next_offset, chunk.stamp_ms)
         return True
+
+    def _note_passed(self, partition: TopicPartition, chunk: Chunk) -> None:
+        """Take note of the last stray of a chunk that the merge will pass over."""
+        least, known_until = self.merge.strands[partition].least, self._known_until.get(partition, 0)
+        for place, offset in chunk.strays:
+            if chunk.lsns[place] < least and offset >= known_until:
+                self._passed[partition] = Passed(offset, least)
+
+    async def _check_passed(self) -> None:
+        """Look whether strays that were passed over are lacking. Raises LogUnfit."""
+        while self._passed:
+            partition, (offset, start) = self._passed.popitem()
+            if (place := self.places.get(partition)) is not None:
+                await self._view.seeking.strays.check(partition, place.lane, offset, start, self.merge.position)
 
     def _told(self, partition: TopicPartition, place: Place, loaded: Loaded) -> Exception:
         """Return what an error means to the reader."""
@@ -218,8 +258,8 @@ class Reader:
 class Cursor(Reader):
     """Reads from disk. Has no need of the end: it asks for promises only to get past it."""
 
-    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = ()) -> None:
-        super().__init__(view, start, patterns)
+    def __init__(self, view: LogView, start: int, patterns: tuple[str, ...] = (), *, is_new: bool = False) -> None:
+        super().__init__(view, start, patterns, is_new=is_new)
         self._pause = Pause(PAUSE_S_MAX)
         self._is_open = True
         view.chunks.readers += 1

@@ -71,6 +71,8 @@ class Region(NamedTuple):
     """No entry has an earlier stamp, whenever its record was appended. See `regions`."""
     start: int = 0
     """Where the partition began when it entered the feed: what was removed before was never in it."""
+    end: int = 0
+    """Where it ended then: what was there before need not have an append time, what came since must."""
 
 
 class Lane:
@@ -89,6 +91,11 @@ class Lane:
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
 
+    @property
+    def joined(self) -> int:
+        """The offset from which on records came while the partition was in the feed."""
+        return self.regions[min(self.regions)].end if self.regions else 0
+
     def lsn(self, offset: int, append_ms: int) -> int:
         """Return the LSN of the record at this offset that was appended then."""
         region = self.regions[offset >> INDEX_BITS]
@@ -98,7 +105,17 @@ class Lane:
 class Chunk:
     """Consecutive entries of one partition, as columns."""
 
-    __slots__ = ("encoded", "first_offset", "lsns", "next_offset", "size_bytes", "stamp_ms", "tenants", "topic")
+    __slots__ = (
+        "encoded",
+        "first_offset",
+        "lsns",
+        "next_offset",
+        "size_bytes",
+        "stamp_ms",
+        "strays",
+        "tenants",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -109,6 +126,7 @@ class Chunk:
         lsns: list[int],
         encoded: list[bytes],
         tenants: list[bytes],
+        strays: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.topic = topic
         self.first_offset = first_offset
@@ -120,6 +138,8 @@ class Chunk:
         self.lsns = lsns
         self.encoded = encoded
         self.tenants = tenants
+        self.strays = strays
+        """(place, offset) of the first entry of each batch that has no append time and should. See `strays`."""
         self.size_bytes = sum(map(len, encoded)) + OVERHEAD_BYTES * len(encoded)
 
     def __len__(self) -> int:
@@ -225,6 +245,8 @@ class _Coder:
         self._encoded: list[bytes] = []
         self._tenants: list[tuple[int, bytes]] = [(0, b"")]
         """(place from which on, tenant)"""
+        self._strays: list[tuple[int, int]] = []
+        self._joined = lane.joined
         self.size_bytes = 0
 
     def add(self, header: BatchHeader, buffer: bytearray, position: int) -> Iterator[None]:
@@ -233,6 +255,8 @@ class _Coder:
             self._stamp_ms = max(self._stamp_ms, header.max_timestamp)
             # So that the reader tells the record's own time. The CRC is checked by now.
             buffer[position + CHECKED_POSITION + 1] &= ~APPEND_TIME_BIT
+        elif header.last_offset >= self._joined:
+            self._strays.append((len(self._lsns), max(header.base_offset, self._first_offset)))
         before, tenants, least_offset = len(self._encoded), len(self._tenants), self._least_offset
         try:
             yield from self._encode_all(_read(header, buffer, position), header.record_count)
@@ -249,8 +273,9 @@ class _Coder:
         ends = [*(start for start, _ in self._tenants[1:]), len(self._encoded)]
         for (start, tenant), end in zip(self._tenants, ends, strict=False):
             tenants += [tenant] * (end - start)
+        lane, strays = self._lane, [stray for stray in self._strays if stray[0] < len(self._lsns)]
         return Chunk(
-            self._lane.topic, self._first_offset, next_offset, self._stamp_ms, self._lsns, self._encoded, tenants
+            lane.topic, self._first_offset, next_offset, self._stamp_ms, self._lsns, self._encoded, tenants, strays
         )
 
     def _encode_all(self, records: Iterator[_Record], count: int) -> Iterator[None]:

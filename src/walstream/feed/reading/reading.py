@@ -82,19 +82,21 @@ class Reading:
             raise
         return self
 
-    async def subscribe(self, start: int, topics: tuple[str, ...] = ()) -> FrameSource:
+    async def subscribe(self, start: int, topics: tuple[str, ...] = (), *, is_new: bool = False) -> FrameSource:
         """Return a source of everything from this LSN on. Raises LsnNotAvailable when some of it was removed.
 
         `topics` are patterns; a frame may hold other topics too, so a Filter with the same patterns must follow. A
         topic of walstream's own is read when it is named exactly; UnknownTopic, UsageError and LogUnfit say when that
-        cannot be. LogUnfit also says that an entry below the start came so late that whoever stands there may lack it.
+        cannot be. LogUnfit also says that an entry below the start came so late that whoever stands there may lack it;
+        not to one that is new, and has not stood anywhere.
         """
         if own := self.own_topics(topics):
             await self._topics.admit(own)
-        self._promises.check(start, self._topics.chosen(topics))
+        if not is_new:
+            self._promises.check(start, self._topics.chosen(topics))
         if not own and self._window.serves(start):
             return LogSource(self._view, self._window, start, topics)
-        reader = (Tail if own else Cursor)(self._view, start, topics)
+        reader = (Tail if own else Cursor)(self._view, start, topics, is_new=is_new)
         try:
             await reader.join()
         except BaseException as error:

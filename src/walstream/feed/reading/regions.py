@@ -47,6 +47,8 @@ class Named(NamedTuple):
     roll: int
     start: int = 0
     """Where the partition begins now."""
+    end: int = 0
+    """Where it ends now."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class _Record(msgspec.Struct, frozen=True):
     partition: int
     roll: int = 0
     start: int = 0
+    end: int = 0
 
 
 _decoder = msgspec.json.Decoder(_Record)
@@ -84,13 +87,15 @@ class RegionTable:
             record = _decoder.decode(value or b"")
         except msgspec.DecodeError:
             return None
-        named = Named(record.topic_id, record.topic, record.partition, record.roll, max(record.start, 0))
+        start, end = max(record.start, 0), max(record.end, 0)
+        named = Named(record.topic_id, record.topic, record.partition, record.roll, start, end)
         # A roll is named once, and after the ones below it: its region must be the larger.
         if not 0 <= named.roll < ROLLS_MAX or named.partition < 0 or self.has(named):
             return None
         if offset >= PART_MAX:
             return None
-        region = Region(offset + 1, 0, 0) if is_first_batch else Region(offset + 1, append_ms, named.start)
+        since_ms, start = (0, 0) if is_first_batch else (append_ms, named.start)
+        region = Region(offset + 1, since_ms, start, named.end)
         self.of(named.topic_id, named.partition)[named.roll] = region
         self.named[offset + 1] = named
         return named

@@ -13,8 +13,9 @@ asked, as far as the clocks of brokers and feed agree and a broker does not dall
 appending: `settle_ms` is how much of that is allowed for. What is appended and cannot be read yet (its replicas lag, or
 its transaction is open) holds up the others for as long as that lasts, as on a node.
 
-Such a promise can be broken. An entry that comes too late is refused (`merge`), and from then on whoever may have gone
-past it without it is told so, instead of going on: `check`. Who asks for it by its LSN gets it.
+Such a promise can be broken, and any promise is by a record without append time (`strays`). An entry that comes too
+late is refused (`merge`), and from then on whoever may have gone past it without it is told so, instead of going on:
+`check`. Who asks for it by its LSN gets it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Final, NamedTuple
 
 from walstream.errors import LogUnfit, WalstreamError
 from walstream.feed.reading.calls import LATEST, RESOLVED, Found
+from walstream.feed.reading.entries import INDEX_BITS
 from walstream.feed.reading.log_client import LogClient
 from walstream.feed.reading.log_errors import unanswered
 from walstream.logs import get
@@ -67,6 +69,13 @@ class Broken(NamedTuple):
     partition: TopicPartition
     lsn: int
     bound: int
+
+    def concerns(self, position: int) -> bool:
+        """Tell whether a reader at a position may have gone past it without it.
+
+        One that stands in its partition at the same stamp has had what is there before: offsets are the order.
+        """
+        return self.lsn < position <= self.bound and self.lsn >> INDEX_BITS != position >> INDEX_BITS
 
     def error(self) -> LogUnfit:
         """Return what whoever went past it is told."""
@@ -145,21 +154,33 @@ class Promises:
 
     def note_broken(self, partition: TopicPartition, lsn: int) -> LogUnfit:
         """Remember that an entry came in spite of a promise; return what to say."""
+        return self._note(partition, lsn, None, 0).error()
+
+    def note_stray(self, partition: TopicPartition, lsn: int, bound: int | None, position: int) -> Broken:
+        """Remember that an entry came without append time, below where others stood: up to a bound.
+
+        None: up to a position, or where the log has got.
+        """
+        return self._note(partition, lsn, bound, position)
+
+    def _note(self, partition: TopicPartition, lsn: int, bound: int | None, position: int) -> Broken:
         for known in self._broken:
             if (known.partition, known.lsn) == (partition, lsn):
-                return known.error()
+                return known
         # Nobody is to believe it any more, or who asks for the entry would be refused it again.
         promise = self._found.pop(partition, None)
-        broken = Broken(partition, lsn, max(promise.bound if promise is not None else 0, lsn + 1))
+        if bound is None:
+            bound = max(promise.bound if promise is not None else 0, position, lsn + 1)
+        broken = Broken(partition, lsn, bound)
         log.error("an entry came too late", partition=str(partition), lsn=str(GlobalLsn(lsn)))
         if len(self._broken) < BROKEN_MAX:
             self._broken.append(broken)
-        return broken.error()
+        return broken
 
     def check(self, position: int, partitions: Collection[TopicPartition]) -> None:
         """Tell a reader at a position that it may lack an entry that came too late. Raises LogUnfit."""
         for broken in self._broken:
-            if broken.lsn < position <= broken.bound and broken.partition in partitions:
+            if broken.concerns(position) and broken.partition in partitions:
                 raise broken.error()
 
     async def close(self) -> None:

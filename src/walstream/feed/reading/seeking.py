@@ -27,6 +27,7 @@ from walstream.feed.reading.entries import INDEX_BITS, Lane, decode
 from walstream.feed.reading.log_client import LogClient, Patience
 from walstream.feed.reading.log_errors import error_of
 from walstream.feed.reading.resolved import Promises
+from walstream.feed.reading.strays import Strays
 from walstream.positions import STAMP_SHIFT, TopicPartition
 
 WAIT_S: Final = 30.0
@@ -55,6 +56,7 @@ class Seeking:
     def __init__(self, client: LogClient, promises: Promises) -> None:
         self._client = client
         self._promises = promises
+        self.strays = Strays(client, promises)
         # Lanes that have left the feed take what is known of them along.
         self._firsts: WeakKeyDictionary[Lane, tuple[int, int]] = WeakKeyDictionary()
         """(log start, LSN of the first record from there on, or one that it will be above)"""
@@ -69,8 +71,23 @@ class Seeking:
             self.last_read[lane] = LastRead(offset, lsn)
             self.head = max(self.head, lsn)
 
-    async def seek(self, lanes: Mapping[TopicPartition, Lane], lsn: int) -> dict[TopicPartition, Place]:
-        """Return where to begin, so that nothing from the LSN on is missed. Raises Removed, and what the log says."""
+    async def seek(
+        self, lanes: Mapping[TopicPartition, Lane], lsn: int, *, is_new: bool = False
+    ) -> dict[TopicPartition, Place]:
+        """Return where to begin, so that nothing from the LSN on is missed. Raises Removed, and what the log says.
+
+        Raises LogUnfit when something may have come below the LSN since a reader has stood there, unless it is new.
+        """
+        while True:
+            try:
+                return await self._seek(lanes, lsn, is_new=is_new)
+            except OffsetOutOfRange:
+                # More was removed meanwhile.
+                continue
+
+    async def _seek(
+        self, lanes: Mapping[TopicPartition, Lane], lsn: int, *, is_new: bool
+    ) -> dict[TopicPartition, Place]:
         time_ms = lsn >> _TIME_SHIFT
         ends = await self._client.offsets_of_all(dict.fromkeys(lanes, LATEST), WAIT_S)
         found = await self._client.offsets_of_all(dict.fromkeys(lanes, time_ms), WAIT_S)
@@ -82,6 +99,14 @@ class Seeking:
             by_time = found[one].offset if found[one].offset >= 0 else ends[one].offset
             offset = max(min([by_time, *_clamped(lane, time_ms)]), starts[one])
             places[one] = Place(lane, offset, 0)
+        if not is_new:
+            at_once = asyncio.Semaphore(AT_ONCE)
+
+            async def check(one: TopicPartition, place: Place) -> None:
+                async with at_once:
+                    await self.strays.check_before(one, place.lane, place.offset, starts[one], lsn)
+
+            await asyncio.gather(*(check(one, place) for one, place in places.items()))
         return places
 
     async def oldest(self, lanes: Mapping[TopicPartition, Lane]) -> int:
@@ -204,6 +229,10 @@ class Seeking:
                 if fetched.code:
                     raise error_of(fetched.code, str(partition))
                 chunk = decode(lane, fetched.records, offset, bytes_max=1)
+                if chunk.strays:
+                    # Their stamp is that of the record before them, which was not read.
+                    stamp_ms = await self.strays.note_last(partition, lane, chunk.strays[0][1])
+                    chunk = decode(lane, fetched.records, offset, stamp_ms, bytes_max=1)
                 return chunk.lsns, chunk.next_offset, fetched.high_watermark
             except WalstreamError as error:
                 await patience.after(error)

@@ -44,9 +44,11 @@ class Tail(Reader):
         start: int,
         patterns: tuple[str, ...] = (),
         places: dict[TopicPartition, Place] | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         """Begin at these places, or where the LSN `start` is."""
-        super().__init__(view, start, patterns)
+        super().__init__(view, start, patterns, is_new=is_new)
         self._begin = places or {}
         self._line = f"tail-{next(_lines)}"
         self._polls: dict[int, asyncio.Task[dict[TopicPartition, tuple[Place, Loaded]]]] = {}

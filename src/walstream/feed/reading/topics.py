@@ -290,7 +290,7 @@ class Topics:
             start = starts[one].offset if one in starts else 0
             end = ends[one].offset if one in ends else self._ends.get(one, 0)
             rolls = table.missing(topic_id, one.partition, start, end)
-            named += [Named(topic_id, one.topic, one.partition, roll, start) for roll in rolls]
+            named += [Named(topic_id, one.topic, one.partition, roll, start, end) for roll in rolls]
         await self.regions.register(named)
 
     def _list(self, wanted: dict[TopicPartition, str]) -> None:

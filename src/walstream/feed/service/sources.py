@@ -56,7 +56,8 @@ class Framing(NamedTuple):
 async def _records(reading: Reading, demand: Demand, start: int) -> Opened:
     if demand.subscriber.role != "admin" and (own := reading.own_topics(demand.entries.topics)):
         raise NotAuthorized(f"{own[0][:100]} is a topic of walstream's own.", "Those belong to no tenant.")
-    return Opened(await reading.subscribe(start, demand.entries.topics), demand.entries, start)
+    is_new = demand.begin in ("oldest", "head")
+    return Opened(await reading.subscribe(start, demand.entries.topics, is_new=is_new), demand.entries, start)
 
 
 async def _oldest_record(reading: Reading, demand: Demand) -> int:

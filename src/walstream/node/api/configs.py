@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -220,6 +220,6 @@ def _changed_list(present: str, entry: Message) -> str:
 
 def _replace(topic: Topic, resource: Message, settings: TopicSettings) -> dict[str, str]:  # noqa: ARG001
     """Return the settings that the request gives; a hold stays unless the request names it."""
-    given: Mapping[str, str | None] = {entry.name: entry.value for entry in resource.configs}
-    held = {name: topic.config[name] for name in HOLD if name in topic.config}
-    return {name: value for name, value in (held | given).items() if value is not None}
+    given: dict[str, str | None] = {name: topic.config.get(name) for name in HOLD}
+    given |= {entry.name: entry.value for entry in resource.configs}
+    return {name: value for name, value in given.items() if value is not None}
