@@ -273,6 +273,19 @@ def test_stamps_do_not_go_back_though_the_clock_did() -> None:
     assert [entry.hlc_ts >> 16 for entry in entries_of(decode(lane(), raws[1], 1, stamp_ms=500))] == [500]
 
 
+def test_batches_without_append_time_are_strays_from_where_the_partition_joined_on() -> None:
+    where = Lane("eu", "orders", 0, {0: Region(7, 0, 0, 2), 1: Region(9, 0, 0, 50)})
+    stamps = (None, 700, None, None, 800, None)
+    raw = b"".join(
+        bytes(build_batch([captured(2 * at), captured(2 * at + 1)], base_offset=2 * at, append_time_ms=ms))
+        for at, ms in enumerate(stamps)
+    )
+    assert decode(where, raw, 0).strays == [(4, 4), (6, 6), (10, 10)]
+    assert decode(where, raw, 5).strays == [(0, 5), (1, 6), (5, 10)], "also in the middle of a batch"
+    assert [GlobalLsn(lsn).time_ms for lsn in decode(where, raw, 2).lsns] == [700] * 6 + [800] * 4
+    assert not decode(Lane("eu", "orders", 0, {0: Region(7, 0, 0, 12)}), raw, 0).strays
+
+
 def test_a_record_from_before_append_time_has_the_stamp_of_the_one_before() -> None:
     raws = [
         bytes(build_batch([Record(0, 999_999, b"k", b"v")])),

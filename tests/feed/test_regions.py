@@ -38,9 +38,9 @@ def test_the_first_record_counts_and_its_offset_is_the_number() -> None:
 
 def test_a_first_batch_may_name_nothing_and_what_follows_is_new() -> None:
     table = applied(
-        [write([], is_first_batch=True), write([Named("id", "late", 0, 0, start=77)], is_first_batch=False)]
+        [write([], is_first_batch=True), write([Named("id", "late", 0, 0, start=77, end=99)], is_first_batch=False)]
     )
-    assert table.of("id", 0) == {0: Region(2, 1001, 77)}
+    assert table.of("id", 0) == {0: Region(2, 1001, 77, 99)}
 
 
 def test_a_topic_made_anew_is_another_one() -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 
 from .bare import Bare, one_record
-from .clients import read_messages, watermarks
+from .clients import configure_topic, read_messages, watermarks
 from .replicating import TIMEOUT_S, Cluster, producer_of, running, write
 from .support import MakeNode, memory_mb, rounds, seeded, wait_for
 
@@ -169,6 +169,16 @@ def test_topics_change_everywhere(cluster: Cluster) -> None:
     for number in (1, 2, 3):
         folder = cluster[number].data / "topics" / "gone"
         wait_for(lambda folder=folder: not folder.exists(), "the topic is gone from every disk")
+
+
+def test_a_held_topic_keeps_its_append_time_everywhere(cluster: Cluster) -> None:
+    """Settings change by the controller alone, whomever a client asks first, so that nobody gets round the hold."""
+    cluster.create("t", message_timestamp_type="LogAppendTime", walstream_hold_from_ms=17)
+    for number in (1, 2, 3):
+        with pytest.raises(KafkaException, match="t is held by a feed"):
+            configure_topic(cluster[number].address, "t", message_timestamp_type="CreateTime")
+    configure_topic(cluster[2].address, "t", walstream_hold_from_ms=-1)
+    configure_topic(cluster[3].address, "t", message_timestamp_type="CreateTime")
 
 
 def test_the_replication_factor_is_the_topics(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstream.errors import LsnNotAvailable, NotAuthorized, UnsupportedVersion
@@ -119,9 +120,9 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
         raise UnsupportedVersion(
             f"This feed does not know the framing {demand.framing}.", "RECORDS is 0, TRANSACTIONS is 1."
         )
-    begin = demand.begin
-    if begin == "acked":
-        begin = acked or "oldest"
+    if demand.begin == "acked" and not acked:
+        demand = replace(demand, begin="oldest")
+    begin = acked if demand.begin == "acked" else demand.begin
     if begin == "head":
         begin = await framing.coming(reading, demand)
     if isinstance(begin, int):
