@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from walstream.errors import CorruptLog
+from walstream.log.batch import OFFSET_MAX
 from walstream.log.epochs import EpochMap
 
 RISING = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), max_size=8).map(
@@ -102,6 +103,9 @@ def test_against_the_epoch_of_every_offset(entries: list[list[int]], log_start: 
     epochs = EpochMap.from_list(entries)
     model = {offset: max((e for e, start in entries if start <= offset), default=-1) for offset in range(200)}
     assert {offset: epochs.epoch_at(offset) for offset in model} == model
+    for offset, epoch in model.items():
+        end = min((start for _, start in entries if start > offset), default=OFFSET_MAX)
+        assert epochs.span_at(offset) == (epoch, end)
     epochs.truncate(log_end)
     epochs.trim(log_start)
     for offset in range(log_start, log_end):

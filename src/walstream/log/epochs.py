@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from walstream.errors import CorruptLog
+from walstream.log.batch import OFFSET_MAX
 
 NO_EPOCH: Final = -1
 
@@ -21,7 +22,7 @@ NO_EPOCH: Final = -1
 class EpochMap:
     """Epoch → first offset of that epoch, for as far back as the log reaches.
 
-    Changed on one thread; others may ask `epoch_at` meanwhile, and get the answer of before or after.
+    Changed on one thread; others may ask `epoch_at` and `span_at` meanwhile, and get the answer of before or after.
     """
 
     __slots__ = ("_entries",)
@@ -114,6 +115,12 @@ class EpochMap:
         epochs, starts = self._entries
         index = bisect_right(starts, offset) - 1
         return epochs[index] if index >= 0 else NO_EPOCH
+
+    def span_at(self, offset: int) -> tuple[int, int]:
+        """Return what `epoch_at` does, and the offset from which on it may be another."""
+        epochs, starts = self._entries
+        index = bisect_right(starts, offset)
+        return (epochs[index - 1] if index else NO_EPOCH), (starts[index] if index < len(starts) else OFFSET_MAX)
 
     def end_offset_for(self, epoch: int, log_end: int) -> tuple[int, int]:
         """Return the largest epoch known that is not above `epoch`, and the offset at which it ends.

@@ -11,10 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from struct import Struct
+from typing import Final, NamedTuple
 
 from walstream.errors import CorruptLog
-from walstream.log.batch import Buffer, walk
+from walstream.log.batch import PREFIX_BYTES, Buffer, parse_header
 from walstream.log.disk import File
 from walstream.log.epochs import EpochMap
 from walstream.log.group_commit import Write
@@ -25,6 +26,9 @@ SENT_AS_FILE_BYTES_MIN = 64 * 1024
 
 JOINED_BYTES_MAX = 4 * 1024
 """Buffers are copied together if they are no larger than this on average: to hand each over takes longer than that."""
+
+_PLACE: Final = Struct(">qii")
+"""What a batch begins with: base offset, length of what follows the length, leader epoch."""
 
 
 class Chunk(NamedTuple):
@@ -47,22 +51,32 @@ class SealedRange(NamedTuple):
 
 
 def chunk_of(data: memoryview, offset: int, epochs: EpochMap, log_start: int) -> Chunk:
-    """Make a chunk of batches that were read from a segment.
+    """Make a chunk of whole, verified batches that were read from a segment.
 
     Raises CorruptLog for one that says another leader epoch than the map: no checksum covers it, and a follower that
-    is sent it can only refuse it, again and again.
+    is sent it can only refuse it, again and again. Whatever lags, and the scrub, read every batch of a log through
+    this loop, so it makes no object per batch.
     """
-    next_offset = offset
-    for _, header in walk(data):
-        base_offset, next_offset = header.base_offset, header.next_offset
-        if base_offset >= log_start and header.leader_epoch != epochs.epoch_at(base_offset):
+    size = len(data)
+    if not size:
+        return Chunk((), 0, offset)
+    unpack = _PLACE.unpack_from
+    position = last = 0
+    epoch, epoch_end = epochs.span_at(unpack(data)[0])
+    while position < size:
+        base_offset, length, said = unpack(data, position)
+        if base_offset >= epoch_end:
+            epoch, epoch_end = epochs.span_at(base_offset)
+        last = position
+        position += PREFIX_BYTES + length
+        if said != epoch and base_offset >= log_start:
             error = CorruptLog(
-                f"The batch at offset {base_offset} says that it was written in leader epoch {header.leader_epoch}; "
-                f"it was in epoch {epochs.epoch_at(base_offset)}."
+                f"The batch at offset {base_offset} says that it was written in leader epoch {said}; "
+                f"it was in epoch {epoch}."
             )
-            error.offsets = (base_offset, next_offset)
+            error.offsets = (base_offset, parse_header(data, last).next_offset)
             raise error
-    return Chunk((data,) if len(data) else (), len(data), next_offset)
+    return Chunk((data,), size, parse_header(data, last).next_offset)
 
 
 def sealed_range(segments: Sequence[Segment], offset: int, bytes_max: int) -> SealedRange | None:
