@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from log.rig import Rig
+from walstream.log import digests
 from walstream.log.partition_log import PartitionLog
 
 
@@ -70,3 +71,34 @@ def test_a_batch_that_says_it_reaches_beyond_its_segment_hides_nothing(tmp_path:
     partition.segments[0].path.write_bytes(file)
     assert partition.digest(5, until) == sound, "it is in another segment"
     assert partition.digest(3, until).valid_from == until, "it is not believed"
+
+
+def test_the_quick_way_and_the_careful_one_agree(tmp_path: Path) -> None:
+    log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
+    for start in range(10):
+        for end in range(start + 1, 11):
+            quick = digests._quick(log.segments, start, end)
+            assert quick is not None
+            assert quick == digests._careful(log.segments, start, end)
+
+
+def test_the_quick_way_leaves_the_last_batch_of_a_segment_to_the_careful_one(tmp_path: Path) -> None:
+    log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
+    assert digests._quick(log.segments, 0, 11) is None
+    assert log.digest(0, 11).value == digests._careful(log.segments, 0, 11)
+    log.roll(1)
+    assert digests._quick(log.segments, 0, 11) is None
+
+
+@pytest.mark.parametrize("field", [8, LAST_OFFSET_DELTA])
+def test_the_quick_way_believes_no_batch_that_the_next_one_contradicts(tmp_path: Path, field: int) -> None:
+    """The batch at 4 says another length, or another last offset, than it had."""
+    log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
+    file = log.segments[0].file
+    (position,) = (at for at, header in log.segments[0].headers() if header.base_offset == 4)
+    said = int.from_bytes(file.pread(4, position + field), "big")
+    file.pwritev([(said + 1).to_bytes(4, "big")], position + field)
+    assert digests._quick(log.segments, 0, 4) is not None, "the range ends before it"
+    for end in (5, 8, 10):
+        assert digests._quick(log.segments, 0, end) is None
+        assert log.digest(0, end).valid_from == end
