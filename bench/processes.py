@@ -1,11 +1,13 @@
-"""What a process has cost so far, as /proc tells it."""
+"""What a process has cost so far, as the kernel tells it."""
 
 from __future__ import annotations
 
-import os
+import time
 from pathlib import Path
 
 MB = 1e6
+_PROCESS_CLOCK = 2
+"""CPUCLOCK_SCHED of linux/posix-timers.h: clock_getcpuclockid() makes the same number of a process id."""
 
 
 def memory_of(pid: int) -> dict[str, float]:
@@ -19,5 +21,9 @@ def memory_of(pid: int) -> dict[str, float]:
 
 
 def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the processor time of all threads that a process has had, to the nanosecond.
+
+    Its clock is asked, by the number that the kernel gives to a process's: /proc counts in steps of 10 ms, which is
+    half a microsecond for each of 20,000 requests.
+    """
+    return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
