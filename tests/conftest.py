@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from walstream.node.process import NodeProcess
 
@@ -40,6 +41,13 @@ def pytest_runtest_makereport(
         for node in _running:
             report.sections.append((f"log of the node at {node.address}", node.log_tail()))
     return report
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that ran in a test has sent logging elsewhere, where the next test would not see it."""
+    yield
+    structlog.reset_defaults()
 
 
 class Nodes:

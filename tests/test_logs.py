@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from walstream import logs
 
@@ -20,7 +19,6 @@ def _restored() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def fail() -> None:
