@@ -94,7 +94,8 @@ class Window:
 
     def serves(self, position: int) -> bool:
         """Tell whether somebody at this position can go on from here."""
-        return position >= self.floor
+        # Who came while it begins anew would be taken for one that was here, and told to lack what it has read.
+        return position >= self.floor and not self._failure
 
     def find(self, position: int) -> int:
         """Return the number of the first frame with something from this position on."""
