@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from integration.clients import configure_topic
 from integration.feed_processes import MakeFeed, create_feed_topic, write
@@ -26,11 +26,14 @@ pytestmark = pytest.mark.timeout(120)
 HOLD = "walstream.hold.from.ms"
 
 
-def stray(node: NodeProcess, topic: str, *values: bytes) -> None:
-    """Write records without append time: switch the topic away, write, switch it back."""
+def stray(node: NodeProcess, topic: str, *values: bytes, created_ms: int = 0) -> None:
+    """Write records without append time, made now or then: switch the topic away, write, switch it back."""
     configure_topic(node.address, topic, walstream_hold_from_ms=-1)
     configure_topic(node.address, topic, message_timestamp_type="CreateTime")
-    write(node, topic, values)
+    producer = Producer({"bootstrap.servers": node.address, "linger.ms": 5, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value, partition=0, timestamp=created_ms)
+    assert producer.flush(60) == 0
     configure_topic(node.address, topic, message_timestamp_type="LogAppendTime")
 
 
@@ -96,16 +99,19 @@ def test_live_ones_are_told_at_once(make_node: MakeNode, make_feed: MakeFeed, fi
 
 
 @pytest.mark.parametrize("after", [(), (b"3",)], ids=["nothing behind", "something behind"])
-def test_who_was_away_with_the_feed_is_told(make_node: MakeNode, make_feed: MakeFeed, after: tuple[bytes, ...]) -> None:
-    """Nobody saw the records come, and the topic's settings are as they were."""
+@pytest.mark.parametrize("created_ms", [0, 1_000], ids=["made now", "made long ago"])
+def test_who_was_away_with_the_feed_is_told(
+    make_node: MakeNode, make_feed: MakeFeed, after: tuple[bytes, ...], created_ms: int
+) -> None:
+    """Nobody saw the records come, the topic's settings are as they were, and their own times may lead past them."""
     node = make_node()
     create_feed_topic(node, "orders")
     write(node, "orders", [b"1", b"2"])
     feed = make_feed(node, heartbeat_ms=50)
     start = resolved(feed)
     feed.stop()
-    stray(node, "orders", b"stray one")
-    stray(node, "orders", b"stray two")
+    stray(node, "orders", b"stray one", created_ms=created_ms)
+    stray(node, "orders", b"stray two", created_ms=created_ms)
     write(node, "orders", after)
     again = make_feed(node, share=feed, heartbeat_ms=50)
     error = refused(again, start)
