@@ -20,7 +20,7 @@ hash = $(shell sha256sum $(1) 2>/dev/null | cut -c1-16)
 LOCKED := $(VENV)/.locked-$(call hash,requirements.lock)
 READY := $(VENV)/.ready-$(call hash,pyproject.toml)
 # One more than the cores of a small machine: tests wait for servers and syncs more than they compute.
-PYTEST := $(BIN)/pytest -q -n 3 --dist worksteal -rs
+PYTEST := $(BIN)/pytest -q -n 3 -rs
 
 .PHONY: help
 help: ## list the targets
