@@ -17,10 +17,14 @@ from walstream.feed.reading.frames import Frame
 from walstream.feed.reading.log_source import LogSource
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.window import Window
+from walstream.positions import TopicPartition
 
 
 def frame_of(lsns: list[int]) -> Frame:
     return Frame(lsns, [b"entry %d" % lsn for lsn in lsns], [b""] * len(lsns), ["t"] * len(lsns))
+
+
+PARTITION = TopicPartition("t", 0)
 
 
 class Model:
@@ -44,13 +48,15 @@ class Model:
         """Begin (anew) at the end, as the window does when it opens or its tail has failed."""
         self.published = len(self.lsns)
         self.window._clear(self.lsns[-1] + 1 if self.lsns else 0)
-        self.window._tail = SimpleNamespace(position=self.window.floor)  # type: ignore[assignment]
+        places = {PARTITION: SimpleNamespace(offset=self.published)}
+        self.window._tail = SimpleNamespace(position=self.window.floor, places=places)  # type: ignore[assignment]
 
     def publish(self, count: int) -> None:
         lsns = self.lsns[self.published : self.published + count]
         if lsns:
             self.published += len(lsns)
             self.window._tail.position = lsns[-1] + 1  # type: ignore[misc, union-attr]
+            self.window._tail.places[PARTITION].offset = self.published  # type: ignore[misc, union-attr]
             self.window._publish(frame_of(lsns))
 
 
@@ -60,6 +66,10 @@ class DiskReader:
     def __init__(self, view: Any, start: int, topics: tuple[str, ...] = ()) -> None:
         self._model: Model = view.model
         self.position = start
+
+    @property
+    def places(self) -> dict[TopicPartition, Any]:
+        return {PARTITION: SimpleNamespace(offset=bisect_left(self._model.lsns, self.position))}
 
     async def step(self) -> Frame | None:
         await asyncio.sleep(0)
@@ -171,6 +181,23 @@ async def test_who_waits_is_woken_by_the_next_frame() -> None:
     assert frame is not None
     assert frame.lsns == [7]
     assert await source.next(0.01) is None
+
+
+async def test_the_window_takes_nobody_who_has_read_what_it_has_not() -> None:
+    """Should it find that to have come too late, whoever has read it would be told to lack it."""
+    model = Model(bytes_max=100_000)
+    model.lsns = [1]
+    model.begin_window()
+    model.lsns.append(5)
+    source = LogSource(model.view, model.window, 0, (), DiskReader(model.view, 0))  # type: ignore[arg-type]
+    frame = await source.next(1)
+    assert frame is not None
+    assert frame.lsns == [1, 5]
+    assert await source.next(0.01) is None
+    assert not source.is_live
+    model.publish(1)
+    assert await source.next(0.01) is None
+    assert source.is_live
 
 
 async def test_the_position_goes_on_without_entries() -> None:

@@ -88,7 +88,7 @@ class LogSource(FrameSource):
         """Let the reader go on; when it has reached the window, leave it."""
         reader, window = self._reader, self._window
         assert reader is not None
-        if window is not None and self._stepping is None and window.serves(reader.position):
+        if window is not None and self._stepping is None and window.can_take_over(reader):
             await reader.close()
             self._reader, self._next, self.is_live = None, window.find(self.position), True
             return None

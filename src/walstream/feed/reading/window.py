@@ -17,7 +17,7 @@ from collections import deque
 from typing import Final
 
 from walstream.errors import WalstreamError
-from walstream.feed.reading.cursor import LogView
+from walstream.feed.reading.cursor import LogView, Reader
 from walstream.feed.reading.frames import Frame
 from walstream.feed.reading.tail import Tail
 from walstream.logs import get
@@ -94,8 +94,18 @@ class Window:
 
     def serves(self, position: int) -> bool:
         """Tell whether somebody at this position can go on from here."""
-        # Who came while it begins anew would be taken for one that was here, and told to lack what it has read.
         return position >= self.floor and not self._failure
+
+    def can_take_over(self, reader: Reader) -> bool:
+        """Tell whether somebody who read from disk can go on from here.
+
+        All that was read there has been here, too. So what comes too late here is lacking there; otherwise somebody
+        who has it would be told to lack it.
+        """
+        if self._tail is None or not self.serves(reader.position):
+            return False
+        places = self._tail.places
+        return all(one in places and place.offset <= places[one].offset for one, place in reader.places.items())
 
     def find(self, position: int) -> int:
         """Return the number of the first frame with something from this position on."""
