@@ -32,7 +32,7 @@ demo: $(READY) java ## PostgreSQL to lakehouse tables, killed in the middle, com
 	@$(BIN)/walstream demo
 
 .PHONY: test
-test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (half an hour on two cores, or a little more)
+test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (forty minutes on two cores)
 	$(PYTEST) -m "not long"
 
 .PHONY: test-long

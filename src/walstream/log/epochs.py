@@ -112,9 +112,7 @@ class EpochMap:
 
     def epoch_at(self, offset: int) -> int:
         """Return the epoch of the leader that wrote `offset`, or -1 if that is before all that is known."""
-        epochs, starts = self._entries
-        index = bisect_right(starts, offset) - 1
-        return epochs[index] if index >= 0 else NO_EPOCH
+        return self.span_at(offset)[0]
 
     def span_at(self, offset: int) -> tuple[int, int]:
         """Return what `epoch_at` does, and the offset from which on it may be another."""

@@ -27,13 +27,13 @@ from walstream.feed.reading.calls import LATEST
 from walstream.feed.reading.chunks import Chunks, Loaded, Place, fetch_bytes
 from walstream.feed.reading.entries import Chunk, Lane
 from walstream.feed.reading.frames import Frame
-from walstream.feed.reading.log_client import LogClient
+from walstream.feed.reading.log_client import WAIT_S, LogClient
 from walstream.feed.reading.log_errors import passes
 from walstream.feed.reading.merge import Late, Merge, Strand, frame_of
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.region_topic import REGIONS
 from walstream.feed.reading.resolved import Promises
-from walstream.feed.reading.seeking import WAIT_S, Removed, Seeking
+from walstream.feed.reading.seeking import Removed, Seeking
 from walstream.feed.reading.topics import Topics
 from walstream.positions import GlobalLsn, TopicPartition
 
@@ -202,7 +202,7 @@ class Reader:
         try:
             self.merge.push(partition, chunk)
         except Late as late:
-            raise self._view.promises.note_broken(partition, late.lsn) from None
+            raise self._view.promises.note_broken(partition, late.lsn).error() from None
         if chunk.lsns:
             self._view.seeking.note(place.lane, chunk.next_offset - 1, chunk.lsns[-1])
         self.places[partition] = Place(place.lane, chunk.next_offset, chunk.stamp_ms)

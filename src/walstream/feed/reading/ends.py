@@ -19,7 +19,7 @@ import msgspec
 from walstream.errors import WalstreamError
 from walstream.feed.reading.calls import EARLIEST, Wanted
 from walstream.feed.reading.entries import Lane
-from walstream.feed.reading.log_client import LogClient, Patience, error_of
+from walstream.feed.reading.log_client import WAIT_S, LogClient, Patience, error_of
 from walstream.feed.reading.seeking import LastRead, Seeking
 from walstream.feed.reading.topics import Topics
 from walstream.log.batch import walk
@@ -36,7 +36,6 @@ QUIET_S: Final = 10.0
 BATCH_RECORDS: Final = 1_000
 
 _FETCH_BYTES: Final = 1024 * 1024
-_WAIT_S: Final = 30.0
 _CLOSING_S: Final = 2.0
 
 log = get(__name__)
@@ -78,7 +77,7 @@ class Ends:
 
     async def open(self) -> None:
         """Read the notes, making the topic if there is none, and go on writing. Raises what the log says."""
-        await self._client.have_topic(ENDS.topic, SETTINGS, _WAIT_S)
+        await self._client.have_topic(ENDS.topic, SETTINGS, WAIT_S)
         await self._read()
         self._apply()
         self._task = asyncio.create_task(self._run())
@@ -142,8 +141,8 @@ class Ends:
             self._notes |= {key: last for key, _, last in part}
 
     async def _read(self) -> None:
-        patience = Patience(self._client, _WAIT_S)
-        start = await self._client.offsets_of_all({ENDS: EARLIEST}, _WAIT_S)
+        patience = Patience(self._client, WAIT_S)
+        start = await self._client.offsets_of_all({ENDS: EARLIEST}, WAIT_S)
         offset = start[ENDS].offset
         while True:
             try:

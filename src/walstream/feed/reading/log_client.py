@@ -53,6 +53,9 @@ __all__ = ["LogClient", "Patience", "error_of", "passes"]
 TIMEOUT_S: Final = 20.0
 """After so long without an answer the connection is given up."""
 
+WAIT_S: Final = 30.0
+"""For so long a question that the log cannot answer for now is asked again."""
+
 COMPRESSED_FROM: Final = 100
 """Records of a batch that is appended compressed."""
 
@@ -176,6 +179,22 @@ class LogClient:
             if session is None or session.answered(code, session_id):
                 break
         return dict(found)
+
+    async def fetch_one(self, partition: TopicPartition, offset: int, bytes_max: int, seconds: float) -> Fetched:
+        """Read from one partition, at least a batch if there is one. Raises the error that stays."""
+        patience = Patience(self, seconds)
+        while True:
+            try:
+                wanted = {partition: Wanted(offset, bytes_max)}
+                answers = await self.fetch(self.leader(partition), wanted, bytes_max=bytes_max, line="offsets")
+                fetched = answers.get(partition)
+                if fetched is None:
+                    raise UnknownTopic(f"The log says nothing of {partition}.")
+                if fetched.code:
+                    raise error_of(fetched.code, str(partition))
+                return fetched
+            except WalstreamError as error:
+                await patience.after(error)
 
     async def offsets(
         self, wanted: Mapping[TopicPartition, int], line: str = "offsets", *, with_unreadable: bool = False

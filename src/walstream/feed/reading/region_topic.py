@@ -13,7 +13,7 @@ from typing import Final
 
 from walstream.errors import LogUnfit, OffsetNotAvailable, WalstreamError
 from walstream.feed.reading.calls import Wanted
-from walstream.feed.reading.log_client import LogClient, Patience
+from walstream.feed.reading.log_client import WAIT_S, LogClient, Patience
 from walstream.feed.reading.log_errors import error_of
 from walstream.feed.reading.regions import Named, RegionTable, write
 from walstream.log.batch import walk
@@ -33,7 +33,6 @@ BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest batch of the topic: the first one names all partitions of the log."""
 
 _FETCH_BYTES: Final = 1024 * 1024
-_WAIT_S: Final = 30.0
 
 log = get(__name__)
 
@@ -51,7 +50,7 @@ class Regions:
     async def open(cls, client: LogClient) -> Regions:
         """Make the topic if there is none, and read it. Raises LogUnfit, and what the log says."""
         settings = SETTINGS | {"max.message.bytes": str(BYTES_MAX)}
-        topic = await client.have_topic(REGIONS.topic, settings, _WAIT_S)
+        topic = await client.have_topic(REGIONS.topic, settings, WAIT_S)
         if len(topic.leaders) != 1:
             raise LogUnfit(
                 f"{REGIONS.topic} has {len(topic.leaders)} partitions; regions need the order of one.",
@@ -70,7 +69,7 @@ class Regions:
     async def register(self, wanted: Collection[Named]) -> None:
         """See to it that these have regions, durable and read back, and that there is a first batch."""
         async with self._lock:
-            patience, count = Patience(self._client, _WAIT_S), 0
+            patience, count = Patience(self._client, WAIT_S), 0
             while (missing := [one for one in wanted if not self.table.has(one)]) or not self.table.next_offset:
                 try:
                     # Perhaps another feed was quicker.
@@ -125,7 +124,7 @@ class Regions:
             )
 
     async def _check_settings(self) -> None:
-        patience = Patience(self._client, _WAIT_S)
+        patience = Patience(self._client, WAIT_S)
         for name, wanted in SETTINGS.items():
             while True:
                 try:

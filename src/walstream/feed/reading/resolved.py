@@ -152,18 +152,11 @@ class Promises:
         paced_s = self._asked_s + PACE_S - asyncio.get_running_loop().time()
         return max(min(settled_s, self._settle_ms / 1000), paced_s, 0.0)
 
-    def note_broken(self, partition: TopicPartition, lsn: int) -> LogUnfit:
-        """Remember that an entry came in spite of a promise; return what to say."""
-        return self._note(partition, lsn, None, 0).error()
-
-    def note_stray(self, partition: TopicPartition, lsn: int, bound: int | None, position: int) -> Broken:
-        """Remember that an entry came without append time, below where others stood: up to a bound.
+    def note_broken(self, partition: TopicPartition, lsn: int, bound: int | None = None, position: int = 0) -> Broken:
+        """Remember that an entry came in spite of a promise, below where others stood: up to a bound.
 
         None: up to a position, or where the log has got.
         """
-        return self._note(partition, lsn, bound, position)
-
-    def _note(self, partition: TopicPartition, lsn: int, bound: int | None, position: int) -> Broken:
         for known in self._broken:
             if (known.partition, known.lsn) == (partition, lsn):
                 return known

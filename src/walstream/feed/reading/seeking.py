@@ -20,17 +20,15 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from walstream.errors import OffsetOutOfRange, UnknownTopic, WalstreamError
-from walstream.feed.reading.calls import EARLIEST, LATEST, Wanted
+from walstream.errors import OffsetOutOfRange
+from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.chunks import Place
 from walstream.feed.reading.entries import INDEX_BITS, Lane, decode
-from walstream.feed.reading.log_client import LogClient, Patience
-from walstream.feed.reading.log_errors import error_of
+from walstream.feed.reading.log_client import WAIT_S, LogClient
 from walstream.feed.reading.resolved import Promises
 from walstream.feed.reading.strays import Strays
 from walstream.positions import STAMP_SHIFT, TopicPartition
 
-WAIT_S: Final = 30.0
 AT_ONCE: Final = 8
 _TIME_SHIFT: Final = 64 + STAMP_SHIFT
 
@@ -217,25 +215,13 @@ class Seeking:
 
     async def _read(self, partition: TopicPartition, lane: Lane, offset: int) -> tuple[list[int], int, int]:
         """Return the LSNs of the first batch from an offset on, the offset behind it, and the partition's end."""
-        patience = Patience(self._client, WAIT_S)
-        while True:
-            try:
-                answers = await self._client.fetch(
-                    self._client.leader(partition), {partition: Wanted(offset, 1)}, bytes_max=1, line="offsets"
-                )
-                fetched = answers.get(partition)
-                if fetched is None:
-                    raise UnknownTopic(f"The log says nothing of {partition}.")
-                if fetched.code:
-                    raise error_of(fetched.code, str(partition))
-                chunk = decode(lane, fetched.records, offset, bytes_max=1)
-                if chunk.strays:
-                    # Their stamp is that of the record before them, which was not read.
-                    stamp_ms = await self.strays.note_last(partition, lane, chunk.strays[0][1])
-                    chunk = decode(lane, fetched.records, offset, stamp_ms, bytes_max=1)
-                return chunk.lsns, chunk.next_offset, fetched.high_watermark
-            except WalstreamError as error:
-                await patience.after(error)
+        fetched = await self._client.fetch_one(partition, offset, 1, WAIT_S)
+        chunk = decode(lane, fetched.records, offset, bytes_max=1)
+        if chunk.strays:
+            # Their stamp is that of the record before them, which was not read.
+            stamp_ms = await self.strays.note_last(partition, lane, chunk.strays[0][1])
+            chunk = decode(lane, fetched.records, offset, stamp_ms, bytes_max=1)
+        return chunk.lsns, chunk.next_offset, fetched.high_watermark
 
 
 def _clamped(lane: Lane, time_ms: int) -> list[int]:

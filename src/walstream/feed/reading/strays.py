@@ -18,16 +18,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from walstream.errors import OffsetOutOfRange, UnknownTopic, WalstreamError
-from walstream.feed.reading.calls import EARLIEST, Wanted
+from walstream.errors import OffsetOutOfRange
+from walstream.feed.reading.calls import EARLIEST
 from walstream.feed.reading.entries import Lane
-from walstream.feed.reading.log_client import LogClient, Patience
-from walstream.feed.reading.log_errors import error_of
+from walstream.feed.reading.log_client import WAIT_S, LogClient
 from walstream.feed.reading.resolved import Promises
 from walstream.log.batch import BatchHeader, walk
 from walstream.positions import TopicPartition
 
-WAIT_S: Final = 30.0
 FETCH_BYTES: Final = 512 * 1024
 
 
@@ -94,7 +92,7 @@ class Strays:
         if first >= start or (stretch.following is not None and stretch.following <= start):
             return
         bound = None if stretch.following is None else stretch.following - 1
-        broken = self._promises.note_stray(partition, first, bound, max(start, position))
+        broken = self._promises.note_broken(partition, first, bound, max(start, position))
         if broken.concerns(start):
             raise broken.error()
 
@@ -106,7 +104,7 @@ class Strays:
         if stretch.following is None:
             # Whoever comes back from before may have stood anywhere up to now.
             await self._promises.ask([partition])
-            self._promises.note_stray(partition, lane.lsn(stretch.offset, stretch.stamp_ms), None, 0)
+            self._promises.note_broken(partition, lane.lsn(stretch.offset, stretch.stamp_ms))
         return stretch.stamp_ms
 
     async def stretch(self, partition: TopicPartition, lane: Lane, offset: int) -> Stretch | None:
@@ -148,21 +146,8 @@ class Strays:
 
     async def _headers(self, partition: TopicPartition, offset: int, bytes_max: int) -> Sequence[BatchHeader]:
         """Return the headers of some batches from an offset on, of at least one if there is one."""
-        patience = Patience(self._client, WAIT_S)
-        while True:
-            try:
-                wanted = {partition: Wanted(offset, bytes_max)}
-                answers = await self._client.fetch(
-                    self._client.leader(partition), wanted, bytes_max=bytes_max, line="offsets"
-                )
-                fetched = answers.get(partition)
-                if fetched is None:
-                    raise UnknownTopic(f"The log says nothing of {partition}.")
-                if fetched.code:
-                    raise error_of(fetched.code, str(partition))
-                return [header for _, header in walk(fetched.records) if header.next_offset > offset]
-            except WalstreamError as error:
-                await patience.after(error)
+        fetched = await self._client.fetch_one(partition, offset, bytes_max, WAIT_S)
+        return [header for _, header in walk(fetched.records) if header.next_offset > offset]
 
 
 def is_stray(lane: Lane, header: BatchHeader) -> bool:

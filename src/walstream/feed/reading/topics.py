@@ -20,7 +20,7 @@ from walstream.errors import LogUnfit, UnknownTopic, UsageError, WalstreamError
 from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import matches_topic
-from walstream.feed.reading.log_client import LogClient
+from walstream.feed.reading.log_client import WAIT_S, LogClient
 from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.region_topic import REGIONS, Regions
 from walstream.feed.reading.regions import Named
@@ -49,7 +49,6 @@ NEVER: Final = ("_walstream.", "__")
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 APPEND_TIME: Final = "LogAppendTime"
 
-_WAIT_S: Final = 30.0
 _PAUSE_S: Final = 0.1
 
 log = get(__name__)
@@ -283,8 +282,8 @@ class Topics:
         """Register the regions that are missing."""
         table = self.regions.table
         new = [one for one, topic_id in wanted.items() if not table.of(topic_id, one.partition)]
-        starts = await self._client.offsets_of_all(dict.fromkeys(new, EARLIEST), _WAIT_S)
-        ends = await self._client.offsets_of_all(dict.fromkeys(new, LATEST), _WAIT_S)
+        starts = await self._client.offsets_of_all(dict.fromkeys(new, EARLIEST), WAIT_S)
+        ends = await self._client.offsets_of_all(dict.fromkeys(new, LATEST), WAIT_S)
         named = []
         for one, topic_id in wanted.items():
             start = starts[one].offset if one in starts else 0
