@@ -221,6 +221,47 @@ def test_a_segment_that_cannot_be_synced_later_keeps_its_journal(tmp_path):
     assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
 
 
+def test_a_sync_that_failed_while_settling_fails_flushes_of_the_same_file(tmp_path):
+    """The kernel tells of it once: without that, a flush beside it would be told that all is well."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    commit, partition = rig.store.commit, rig.topic("t")
+    rig.write(partition, "acknowledged")  # In the journal.
+    commit.ask_settling()
+    assert commit.begin_settling()
+    disk.faults["sync", "/t/"] = errno.EIO
+    settled = commit.settle()
+    disk.faults.clear()
+    heard = outcome(partition, rig.append(partition, "x" * 100_000).last_offset)  # Too large for the journal.
+    rig.driver.flush()
+    assert isinstance(heard[0], SyncFailed)
+    assert partition.segments[0].synced_size == 0, "recovery would not look into the journal for it"
+    commit.complete_settling(settled)
+    assert values(partition) == ["acknowledged"]
+
+
+def test_a_flush_that_ends_after_settling_has_stopped_its_partition_is_not_heard(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    commit, partition = rig.store.commit, rig.topic("t")
+    rig.write(partition, "acknowledged")
+    commit.ask_settling()
+    assert commit.begin_settling()
+    heard = outcome(partition, rig.append(partition, "small").last_offset)
+    commit.take(wait=False)  # What asking for settling has queued.
+    writes = commit.take(wait=False)
+    assert isinstance(writes, list)
+    flush = commit.execute(writes)  # By the journal, which is sound.
+    disk.faults["sync", "/t/"] = errno.EIO
+    commit.complete_settling(commit.settle())
+    commit.complete(flush)
+    assert isinstance(heard[0], SyncFailed)
+    assert values(partition) == ["acknowledged"]
+    disk.faults.clear()
+    partition.segments[0].path.write_bytes(b"")
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged", "small"]
+
+
 def test_the_journal_is_used_again_and_its_earlier_life_is_not_believed(rig):
     partition = rig.topic()
     for number in range(30):

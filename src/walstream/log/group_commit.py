@@ -277,7 +277,7 @@ class GroupCommit:
     def _sync_segment(self, group: list[Write], flush: Flush) -> None:
         segment = group[0].segment
         try:
-            segment.file.sync()
+            segment.sync(segment.file)
         except OSError as error:
             flush.fail(group[0].owner, _sync_failure(error, segment))
             return
@@ -337,10 +337,7 @@ class GroupCommit:
         results: list[tuple[Behind, OSError | None]] = []
         for behind in segments:
             try:
-                if isinstance(behind.owner.write_error, SyncFailed | DiskFull):
-                    # A sync of this file may have failed already; the kernel reports that once, and calls it clean.
-                    raise OSError(errno.EIO, behind.owner.write_error.message)
-                behind.file.sync()
+                behind.segment.sync(behind.file)
                 results.append((behind, None))
             except OSError as error:
                 results.append((behind, error))

@@ -308,8 +308,10 @@ class PartitionLog(KeptLog):
     def flushed(self, writes: list[Write]) -> None:
         """Batches are durable: on a node that is alone they become visible."""
         last = writes[-1]
-        if last.truncations != self.truncations:
-            return  # Queued before the log was cut: whoever cut it says what is durable.
+        if last.truncations != self.truncations or not self._in_flight:
+            # Queued before the log was cut: whoever cut it says what is durable. Or it was stopped, perhaps by settling,
+            # which fails beside flushes that succeed: everybody has been told that this write failed, too.
+            return
         segment = last.segment
         segment.durable_size = last.position + len(last.buffer)
         if last.is_synced:

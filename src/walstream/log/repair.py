@@ -131,7 +131,7 @@ class Repairing:
             if gap.length is None:
                 file.truncate(position)
             file.pwritev([memoryview(b"".join(self._received))[:size]], position)
-            file.sync()
+            gap.segment.sync(file)
         except OSError as error:
             self._shared.post(partial(self._done, PartitionOffline(f"The repair failed: {error.strerror}.")))
         except WalstreamError as error:

@@ -13,10 +13,12 @@ Four positions, each at a batch boundary, always in this order:
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from walstream.errors import CorruptLog
 from walstream.log import batch as batches
@@ -53,8 +55,8 @@ class Segment:
     """A file of batches from `base_offset` on."""
 
     __slots__ = (
-        "_disk", "_file", "_index", "_open_files", "base_offset", "created_ms", "durable_size", "has_file", "is_named",
-        "path", "sealed", "size", "synced_offset", "synced_size",
+        "_disk", "_file", "_index", "_open_files", "_sync_failed", "_syncing", "base_offset", "created_ms",
+        "durable_size", "has_file", "is_named", "path", "sealed", "size", "synced_offset", "synced_size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: Path, base_offset: int, open_files: OpenFiles, *, size: int = 0) -> None:
@@ -62,6 +64,8 @@ class Segment:
         self._open_files = open_files
         self._file: File | None = None
         self._index: Index | None = None
+        self._syncing = Lock()
+        self._sync_failed = False
         self.base_offset = base_offset
         self.path = folder / f"{base_offset:020d}.log"
         self.size = self.durable_size = self.synced_size = size
@@ -95,6 +99,21 @@ class Segment:
             self._file = self._disk.open(self.path, create=True)
             self.has_file = True
         return self._file
+
+    def sync(self, file: File) -> None:
+        """Make what was written to this segment's file durable. Blocks. Once it has failed, it fails for ever.
+
+        The kernel tells of pages that it could not write once, to whoever asks first, and calls them clean from then
+        on. Flushes, settling and repairs all ask, on more than one thread: an error that one of them was told counts
+        for the others, also for what they had written before. A repair that nobody shared the error with may be made
+        again, for it writes its batches again.
+        """
+        with self._syncing:
+            if self._sync_failed:
+                raise OSError(errno.EIO, "an earlier sync of the file failed")
+            self._sync_failed = self.synced_size < self.size
+            file.sync()
+            self._sync_failed = False
 
     @property
     def index(self) -> Index:

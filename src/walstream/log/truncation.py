@@ -195,7 +195,7 @@ class Cutting:
             kept = [] if cut.is_reset else [segment for segment in segments if segment.base_offset <= cut.segment]
             for segment in kept:
                 if segment.synced_size < segment.size:
-                    segment.file_to_write().sync()
+                    segment.sync(segment.file_to_write())
         announce(disk, folder, cut)
         shared.forget(partition.key)
         carry_out(disk, folder, cut)
