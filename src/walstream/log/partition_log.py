@@ -309,8 +309,8 @@ class PartitionLog(KeptLog):
         """Batches are durable: on a node that is alone they become visible."""
         last = writes[-1]
         if last.truncations != self.truncations or not self._in_flight:
-            # Queued before the log was cut: whoever cut it says what is durable. Or it was stopped, perhaps by settling,
-            # which fails beside flushes that succeed: everybody has been told that this write failed, too.
+            # Queued before the log was cut: whoever cut it says what is durable. Or it was stopped by settling, which
+            # failed beside a flush that did not: everybody has been told that this write failed, too.
             return
         segment = last.segment
         segment.durable_size = last.position + len(last.buffer)
