@@ -324,12 +324,14 @@ class Leader:
         self._repairs.go_on(self._sources(), now_ms)
 
     def _settle(self, session: Session, now_ms: int) -> None:
-        """An unfit copy that is in nobody's list any more may be mended; but not while the own one is damaged."""
+        """Mend an unfit copy that is in nobody's list any more, unless it has what is damaged in the own one."""
         if session.node in self.isr.maximal or session.node in self.isr.state.elr:
             return
         session.must_leave = False
         rewind_to = session.rewind_to
-        if rewind_to is not None and session.is_streaming and not self._ctx.facts.damaged:
+        if rewind_to is None or not session.is_streaming:
+            return
+        if all(end <= rewind_to for _, end in self._ctx.facts.damaged):
             self._ctx.report("follower's copy is cut back", is_warning=True, follower=session.node, offset=rewind_to)
             session.rewind(rewind_to, now_ms)
 

@@ -31,6 +31,8 @@ class Copy:
     is_offline: bool = False
     is_held: bool = False
     """It is being cut."""
+    uncut: Mirror | None = None
+    """While it is: what it held durably before, and holds again if the power goes before the cut was announced."""
     leading_epoch: int | None = None
     is_unproven: bool = False
     """Its medium was harmed: it may hold less than it promised, until it has been brought in line again."""

@@ -85,8 +85,8 @@ class Checkers:
                 )  # fmt: skip
         if copy.is_unproven or copy.is_rotten or log.damaged:
             # A crash may leave a hole in what was never durable: what follows it is kept, and the hole is damage.
-            fill_damage(found, log, copy.mirror)
-        copy.mirror = found
+            fill_damage(found, log, copy.uncut or copy.mirror)
+        copy.mirror, copy.uncut = found, None
         copy.life = replica.life
         copy.durable_end = log.durable_end
         copy.truncations = log.truncations
@@ -125,6 +125,7 @@ class Checkers:
             copy = history.copies.get(node)
             if copy is not None:
                 copy.mirror.reset(0)
+                copy.uncut = None
                 copy.durable_end = copy.high_watermark = copy.checked_end = 0
                 copy.life = NO_LIFE
                 copy.is_rotten = False
@@ -197,6 +198,7 @@ class Checkers:
             _fail("truncated below the hw", history, replica, f"cut its log to {log.log_end}, hw {copy.high_watermark}")
         copy.truncations = log.truncations
         copy.is_held = True
+        copy.uncut = copy.uncut or copy.mirror.copy(copy.durable_end)
         copy.mirror.cut(log.log_end)
         copy.durable_end = min(copy.durable_end, log.durable_end)
         copy.checked_end = min(copy.checked_end, log.log_end)
@@ -207,7 +209,7 @@ class Checkers:
         old, copy.mirror = copy.mirror, mirror_of(log)
         if copy.is_unproven or copy.is_rotten or log.damaged:
             fill_damage(copy.mirror, log, old)
-        copy.is_held = False
+        copy.is_held, copy.uncut = False, None
         copy.durable_end = log.durable_end
         copy.checked_end = min(copy.checked_end, log.log_end)
 
