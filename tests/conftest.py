@@ -8,6 +8,7 @@ node that was running, and no node may have printed a traceback by the time it i
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -17,6 +18,7 @@ import pytest
 import structlog
 
 from walstream.node.process import NodeProcess
+from walstream.processes import share_ports
 
 # PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …; feeds: make_feed
 pytest_plugins = ("postgres.servers", "integration.feed_processes")
@@ -28,6 +30,8 @@ _numbers = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share_ports(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")), runners)
     # kafka-python reads its schemas, at import and later, through functions that Python 3.11 deprecates.
     config.addinivalue_line("filterwarnings", "ignore:(open|read)_text is deprecated:DeprecationWarning")
 

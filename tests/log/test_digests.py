@@ -82,12 +82,23 @@ def test_the_quick_way_and_the_careful_one_agree(tmp_path: Path) -> None:
             assert quick == digests._careful(log.segments, start, end)
 
 
-def test_the_quick_way_leaves_the_last_batch_of_a_segment_to_the_careful_one(tmp_path: Path) -> None:
+def test_the_quick_way_believes_the_last_batch_of_a_segment_if_it_ends_where_that_does(tmp_path: Path) -> None:
     log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
-    assert digests._quick(log.segments, 0, 11) is None
-    assert log.digest(0, 11).value == digests._careful(log.segments, 0, 11)
+    assert digests._quick(log.segments, 0, 11) == digests._careful(log.segments, 0, 11) is not None
     log.roll(1)
+    assert digests._quick(log.segments, 0, 11) == digests._careful(log.segments, 0, 11) is not None
+    assert digests._quick(log.segments, 0, 12) is None, "more than the segment has"
+
+
+@pytest.mark.parametrize("field", [8, LAST_OFFSET_DELTA])
+def test_the_quick_way_leaves_a_last_batch_that_ends_elsewhere_to_the_careful_one(tmp_path: Path, field: int) -> None:
+    log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
+    file = log.segments[0].file
+    *_, (position, _) = log.segments[0].headers()
+    said = int.from_bytes(file.pread(4, position + field), "big")
+    file.pwritev([(said + 1).to_bytes(4, "big")], position + field)
     assert digests._quick(log.segments, 0, 11) is None
+    assert digests._quick(log.segments, 0, 10) is not None, "the range ends before it"
 
 
 @pytest.mark.parametrize("field", [8, LAST_OFFSET_DELTA])

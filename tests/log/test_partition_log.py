@@ -1,7 +1,4 @@
 import errno
-import threading
-import time
-from typing import Any
 
 import pytest
 
@@ -400,27 +397,3 @@ def test_a_topic_deleted_during_a_flush_keeps_no_other_from_hearing_of_it(rig):
     assert heard == [None]
     rig.write(other, "b")
     assert values(other) == ["a", "b"]
-
-
-def test_what_gives_way_to_a_flush_goes_on_when_the_disk_is_waited_for(rig):
-    partition, commit = rig.topic(), rig.store.commit
-    rig.append(partition, "a")
-    assert not commit.give_way(lambda: None), "no thread has been woken for it"
-    rig.driver.flush()
-    called: list[int] = []
-    for _ in range(100):
-        taken: list[Any] = []
-        thread = threading.Thread(target=lambda taken=taken: taken.append(commit.take(wait=True)))
-        thread.start()
-        time.sleep(0.005)
-        rig.append(partition, "b")
-        is_asked = commit.give_way(lambda: called.append(len(rig.disk.syncs)))
-        thread.join()
-        syncs = len(rig.disk.syncs)
-        commit.complete(commit.execute(taken[0]))
-        if is_asked:  # Unless the thread was faster.
-            break
-    assert called == [syncs]
-    assert len(rig.disk.syncs) == syncs + 1
-    rig.write(partition, "c")
-    assert called == [syncs], "once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -21,6 +22,13 @@ from walstream.sim.disk import SimDisk
 @pytest.fixture
 def rig() -> PowerRig:
     return PowerRig(SimDisk(Random(1)))
+
+
+class Deaf:
+    """Replicates, and lets nothing that happens disturb it."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
 
 
 def lead(partition, epoch):
@@ -158,6 +166,27 @@ def test_a_follower_is_sent_what_is_not_durable_yet(rig: PowerRig) -> None:
     assert partition.read_replica(0, 10_000).next_offset == 5
     with pytest.raises(OffsetOutOfRange):
         partition.read_replica(6, 10)
+
+
+def test_what_has_just_become_durable_is_sent_from_memory_until_it_is_let_go_of(rig: PowerRig) -> None:
+    partition = rig.topic()
+    lead(partition, 1)
+    partition.listener = Deaf()
+    for number in range(6):
+        rig.append(partition, f"{number}")
+        if number % 2:
+            rig.driver.flush()
+    rig.append(partition, "in flight")
+    whole = partition.read_replica(0, 10_000)
+    partition.segments[0].file.pwritev([b"rot"], 0)  # Whoever reads it is told.
+    assert partition.read_replica(0, 10_000) is whole, "for the next follower"
+    assert whole.next_offset == 7
+    assert partition.read_replica(3, 10_000).next_offset == 7
+    assert partition.read_replica(7, 10_000) == ((), 0, 7)
+    partition.let_go()
+    with pytest.raises(CorruptLog):
+        partition.read_replica_blocking(0, 10_000)
+    assert partition.read_replica(6, 10_000).next_offset == 7, "not durable yet"
 
 
 def test_followers_that_keep_up_are_sent_the_same_buffers(rig: PowerRig) -> None:

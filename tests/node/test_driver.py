@@ -10,10 +10,11 @@ from typing import get_args
 
 import pytest
 
+from log.rig import Rig
 from walstream.config import load
 from walstream.errors import ConfigError
 from walstream.log.disk import OsDisk
-from walstream.node.driver import DOING
+from walstream.node.driver import DOING, Replica
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.peers import Peers
 from walstream.node.turns import Turns
@@ -28,8 +29,6 @@ def test_every_effect_is_done() -> None:
 class Called:
     """Marks and is called."""
 
-    is_awaited = False
-
     def __init__(self) -> None:
         self.calls = 0
         self.wake_ms = NEVER
@@ -40,6 +39,9 @@ class Called:
         self.calls += 1
 
     serve = look
+
+    def looked(self) -> None:
+        """Nothing is kept here."""
 
     def tick(self) -> None:
         assert self.turns is not None
@@ -68,35 +70,49 @@ async def test_a_failure_of_one_does_not_keep_the_others_waiting() -> None:
     assert sound.calls == 1
 
 
-async def test_a_turn_nobody_waits_for_gives_way_to_the_flush() -> None:
-    gone_before: list[Callable[[], None]] = []
+async def test_a_turn_is_over_when_the_links_have_sent_what_came_of_it() -> None:
+    turns, link = Turns(), Called()
+    story: list[str] = []
 
-    def give_way(callback: Callable[[], None]) -> bool:
-        gone_before.append(callback)
-        return True
+    class Telling(Called):
+        def look(self) -> None:
+            story.append("look")
+            turns.mark_link(link)
 
-    turns, partition, link = Turns(give_way), Called(), Called()
-    turns.mark(partition)
-    await asyncio.sleep(0.01)
-    assert partition.calls == 0, "the flush is first"
-    await asyncio.to_thread(gone_before.pop())
-    await asyncio.sleep(0.01)
-    assert partition.calls == 1
+        def looked(self) -> None:
+            story.append(f"looked, {link.calls} served")
 
-    partition.is_awaited = True
-    turns.mark(partition)
+    turns.mark(Telling())
     await asyncio.sleep(0.01)
-    assert (partition.calls, gone_before) == (2, []), "somebody waits"
+    assert story == ["look", "looked, 1 served"]
 
-    partition.is_awaited = False
-    turns.mark(partition)
-    await asyncio.sleep(0.01)
-    turns.mark_link(link)
-    await asyncio.sleep(0.01)
-    assert (partition.calls, link.calls) == (3, 1), "a message waits for nothing, and takes the others with it"
-    gone_before.pop()()
-    await asyncio.sleep(0.01)
-    assert (partition.calls, link.calls) == (3, 1), "what has been done is not done again"
+
+class Marked:
+    """The host of a replica, as far as marks go."""
+
+    node_id = 1
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self, _: Replica) -> None:
+        self.marks += 1
+
+
+def test_followers_are_told_at_once_of_what_waits_for_them_and_of_the_rest_when_it_is_durable(tmp_path: Path) -> None:
+    rig, host = Rig(tmp_path), Marked()
+    partition = rig.topic()
+    replica = Replica(host, partition, manager=None)  # type: ignore[arg-type]  # The core is not reached here.
+    appended = rig.append(partition, "for this disk alone")
+    partition.when_durable(appended.last_offset, lambda _: None)
+    assert host.marks == 0
+    for _ in range(3):
+        partition.when_visible(rig.append(partition, "for all").last_offset, lambda _: None)
+    assert host.marks == 1, "once a turn"
+    rig.driver.flush()
+    assert host.marks == 2
+    replica.when_followers_durable(appended.last_offset, lambda _: None)
+    assert host.marks == 2, "a turn is coming"
 
 
 async def test_nobody_is_woken_late_or_twice() -> None:

@@ -54,9 +54,10 @@ def digest(segments: Sequence[Segment], start: int, end: int, valid_from: int) -
 
 
 def _quick(segments: Sequence[Segment], start: int, end: int) -> bytes | None:
-    """Return the digest if one segment holds the range and a batch after it, and every header fits, also that one's.
+    """Return the digest if one segment holds the range and every header fits, also that of the batch after it.
 
-    It is looked at because a length or a last offset that has rotted shows only in what follows it.
+    It is looked at because a length or a last offset that has rotted shows only in what follows it. Where nothing does,
+    the last batch has to end where the range and the segment do.
     """
     number = bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1
     if number < 0:
@@ -77,13 +78,16 @@ def _quick(segments: Sequence[Segment], start: int, end: int) -> bytes | None:
         if base_offset != expected or magic != MAGIC or length < HEADER_BYTES or last_offset_delta < 0:
             return None
         if base_offset >= end:
-            return blake2b(b"".join(fields), digest_size=DIGEST_BYTES).digest()
+            break
         if base_offset >= start:
             fields.append(_FIELDS.pack(base_offset, epoch, length, crc))
         expected += last_offset_delta + 1
         position += length
         at += length
-    return None
+    else:
+        if (position, expected) != (limit, end):
+            return None
+    return blake2b(b"".join(fields), digest_size=DIGEST_BYTES).digest()
 
 
 def _careful(segments: Sequence[Segment], start: int, end: int) -> bytes | None:

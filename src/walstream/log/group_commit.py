@@ -137,8 +137,6 @@ class GroupCommit:
         self._behind: dict[int, Behind] = {}
         self._settling: tuple[int, list[Behind]] | None = None
         self._settling_asked = False
-        self._is_waiting = self._is_writing = False
-        self._before_sync: Task | None = None
         self.counters = FlushCounters()
 
     def submit(self, write: Write) -> None:
@@ -148,19 +146,6 @@ class GroupCommit:
     def run_between(self, task: Task) -> None:
         """Queue work that must come after every write queued before it and before every later one."""
         self._queue.put(task)
-
-    def give_way(self, task: Task) -> bool:
-        """Have `task` called on the flush thread as soon as its next flush waits for the disk; False: do it yourself.
-
-        For work that nobody waits for while somebody waits for the flush: a thread that has been woken still needs the
-        interpreter, and whoever keeps it busy delays the sync. False unless the flush thread is about to take writes
-        after a pause, or has taken some and not come to the disk yet. It may happen to be called only by the flush
-        after that one, so the end of a flush must do as well.
-        """
-        if not self._is_writing and (not self._is_waiting or self._queue.empty()):
-            return False
-        self._before_sync = task
-        return True
 
     def finish(self) -> None:
         """Make `take` return None once everything queued before has been taken."""
@@ -174,14 +159,11 @@ class GroupCommit:
     def take(self, *, wait: bool) -> list[Write] | Task | None:
         """Return the writes that are queued, or the task that comes before the next write; None at the end."""
         writes: list[Write] = []
-        self._is_waiting = wait
         try:
             while True:
                 item = self._queue.get(block=wait and not writes) if self._held is _NOTHING else self._held
                 self._held = _NOTHING
-                self._is_waiting = False
                 if isinstance(item, Write):
-                    self._is_writing = wait
                     writes.append(item)
                 elif writes:
                     self._held = item
@@ -220,10 +202,6 @@ class GroupCommit:
                 to_sync.append(group)
             else:
                 self._leave_behind(group)
-        self._is_writing = False
-        if self._before_sync is not None:
-            task, self._before_sync = self._before_sync, None
-            task()
         if self._prefers_journal(to_sync):
             self._sync_journal(to_sync, flush)
         else:

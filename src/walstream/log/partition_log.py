@@ -212,8 +212,6 @@ class PartitionLog(KeptLog):
         write = Write(self, segment, position, data, base_offset, end, self.truncations, sync)
         self._in_flight.add(write)
         self._shared.submit(write)
-        if self.listener is not None:
-            self.listener.appended()
 
     def append_replicated(self, received: Sequence[Buffer], *, offset: int, now_ms: int) -> int:
         """Check what the leader sent from `offset` on and queue it; return the new log end. All of it, or nothing.
@@ -316,7 +314,7 @@ class PartitionLog(KeptLog):
         segment.durable_size = last.position + len(last.buffer)
         if last.is_synced:
             segment.synced_size, segment.synced_offset = segment.durable_size, last.end_offset
-        self._in_flight.remove(writes)
+        self._in_flight.remove(writes, is_kept=self.is_leader and self.listener is not None)
         self.durable_end = last.end_offset
         self._durable_waiters.wake(last.end_offset)
         if not self.replicated:

@@ -80,13 +80,10 @@ class ReadableLog:
     def when_visible(self, offset: int, callback: Callback) -> Waiter:
         """Call back once `offset` is below the high watermark, or its write has failed; at once if it already is."""
         if offset >= self.high_watermark and self.write_error is None:
+            if self.listener is not None:
+                self.listener.awaited()
             return self._visible_waiters.add(offset, callback)
         return self._wait(self._visible_waiters, offset, self.high_watermark, callback)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for the high watermark."""
-        return len(self._visible_waiters) > 0
 
     def _wait(self, waiters: Waiters, offset: int, end: int, callback: Callback) -> Waiter:
         if offset < end:
@@ -180,11 +177,11 @@ class ReadableLog:
     def read_replica(self, offset: int, bytes_max: int) -> Chunk | None:
         """Return batches for a follower, from `offset` up to the end of the log; None: the disk is needed.
 
-        Those that are not durable yet come from the buffers that wait for it. Raises as `read_cached` does.
+        Those that are not durable yet, or just now, come from the buffers. Raises as `read_cached` does.
         """
         self._check_replica_offset(offset)
-        if offset >= self.durable_end:
-            chunk = self._in_flight.chunk(offset, bytes_max)
+        chunk = self._in_flight.chunk(offset, bytes_max)
+        if chunk is not None or offset >= self.durable_end:
             return chunk or Chunk((), 0, offset)
         cuts = self.truncations
         data = self._read_below(self.durable_end, offset, bytes_max, cached=True)
@@ -198,6 +195,10 @@ class ReadableLog:
                 return Chunk((), 0, offset)  # The log was cut while it was read, and with it its epochs.
             self.note_damage(*(error.offsets or (offset, offset + 1)), error)
             raise
+
+    def let_go(self) -> None:
+        """Hear that followers have been sent what they lacked: what is durable is read from the disk from here on."""
+        self._in_flight.let_go()
 
     def read_replica_blocking(self, offset: int, bytes_max: int) -> Chunk:
         """Read like `read_replica`, below the durable end alone. Blocks; may be called on another thread."""

@@ -1,9 +1,9 @@
 """What a leader sends: batches from a follower's position on, up to the end of the log, durable here or not.
 
 Below the durable end they come from the segments, checked like those for consumers. Above it they come from the
-buffers that wait for group commit, so that the leader's fsync and its followers' overlap; these were checked when they
-were appended and nothing has touched them since. All followers that keep up lack the same of them, so what was gathered
-for one is kept for the next until it is durable.
+buffers that wait for group commit, so that the leader's fsync and its followers' overlap where somebody waits for both,
+and what has just become durable does, too; these were checked when they were appended and nothing has touched them
+since. All followers that keep up lack the same of them, so what was gathered for one is kept for the next.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -100,13 +101,18 @@ def sealed_range(segments: Sequence[Segment], offset: int, bytes_max: int) -> Se
 
 
 class InFlight:
-    """The writes of one partition that group commit has not reported back yet, oldest first."""
+    """The writes of one partition that group commit has not reported back yet, oldest first.
 
-    __slots__ = ("_gathered", "_writes", "add")
+    And those before them that it has just reported, until the followers have had their turn: most of them lack just
+    these, and would have them read and checked again.
+    """
+
+    __slots__ = ("_gathered", "_kept", "_writes", "add")
 
     def __init__(self) -> None:
         self._gathered: tuple[int, Write, Chunk] | None = None
         """The chunk that was asked for last: from which offset, and which write was the newest then."""
+        self._kept: list[Write] = []
         self._writes: deque[Write] = deque()
         self.add: Callable[[Write], None] = self._writes.append
         """Note a write that was queued. Called for every append, so it is the deque's own."""
@@ -114,25 +120,36 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._writes)
 
-    def remove(self, writes: list[Write]) -> None:
-        """Let go of the oldest writes: they are durable."""
+    def remove(self, writes: list[Write], *, is_kept: bool) -> None:
+        """Take the oldest writes out: they are durable. If `is_kept` they are at hand until `let_go`."""
         mine = self._writes
-        self._gathered = None
         assert mine[0] is writes[0], "group commit reports in order"
         for _ in writes:
             last = mine.popleft()
         assert last is writes[-1], "group commit reports in order"
+        if is_kept:
+            self._kept += writes
+        else:
+            self._gathered = None
+
+    def let_go(self) -> None:
+        """Let go of what is durable."""
+        if self._kept:
+            self._kept = []
+            self._gathered = None
 
     def clear(self) -> None:
         """Let go of everything: it failed, or was cut off."""
         self._writes.clear()
+        self._kept = []
         self._gathered = None
 
     def chunk(self, offset: int, bytes_max: int) -> Chunk | None:
-        """Return the batches from `offset` on, at least one; None if they are not here any more."""
-        if not self._writes or self._writes[0].base_offset > offset:
+        """Return the batches from `offset` on, at least one; None if they are not here any more, or not yet."""
+        kept, writes = self._kept, self._writes
+        newest = writes[-1] if writes else kept[-1] if kept else None
+        if newest is None or (kept or writes)[0].base_offset > offset or newest.end_offset <= offset:
             return None
-        newest = self._writes[-1]
         if self._gathered is not None:
             start, until, chunk = self._gathered
             if start == offset and until is newest and chunk.size <= bytes_max:
@@ -144,7 +161,7 @@ class InFlight:
     def _after(self, offset: int) -> list[Write]:
         """Return the writes that end after `offset`. A follower that keeps up lacks only the newest of them."""
         found = []
-        for write in reversed(self._writes):
+        for write in chain(reversed(self._writes), reversed(self._kept)):
             if write.end_offset <= offset:
                 break
             found.append(write)

@@ -20,10 +20,10 @@ Done = Callable[[Exception | None], None]
 
 
 class Listener(Protocol):
-    """Who replicates a partition hears of it through this: per append, flush and finding, never per record."""
+    """Who replicates a partition hears of it through this: per flush, wait and finding, never per record."""
 
-    def appended(self) -> None:
-        """`log_end` has moved by an append. Called very often: note it, and look later."""
+    def awaited(self) -> None:
+        """Somebody waits for the high watermark to pass what was appended. Called very often: note it, look later."""
 
     def became_durable(self) -> None:
         """`durable_end` has moved. Once for each flush, or twice if the flush touched two segments."""

@@ -4,7 +4,9 @@
 another is being handled waits for its turn, so that the core is never entered twice. It knows what each effect means
 and no rule of replication; the core knows the rules and nothing of logs and sockets.
 
-Appends only mark the partition: the core hears of them once per turn of the event loop, however many they were.
+The core hears of appends once per turn of the event loop, however many they were: at once if somebody waits for other
+replicas, so that the leader's disk and theirs work at the same time; otherwise when they are durable here, so that who
+waits for this disk alone does not share it, nor the processor, with the followers of a moment ago.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ class Replica:
         self._host = host
         self._events: deque[on.Event] = deque()
         self._is_handling = False
-        self._has_appended = self._has_become_durable = False
+        self._is_awaited = self._has_become_durable = False
         partition.listener = self
 
     def start(self, state: PartitionState | None) -> None:
@@ -171,17 +173,16 @@ class Replica:
 
     def look(self) -> None:
         """Tell the core what has happened to the log since the last turn."""
-        if self._has_appended:
-            self._has_appended = False
+        if self._is_awaited:
+            self._is_awaited = False
             self.feed(_APPENDED)
         if self._has_become_durable:
             self._has_become_durable = False
             self.feed(_DURABLE)
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a producer waits for other nodes, or the leader for this one's disk."""
-        return self._has_become_durable or self.partition.is_awaited or len(self.followers_durable) > 0
+    def looked(self) -> None:
+        """Hear that the turn is over: who lacks what it was about will read it from the disk."""
+        self.partition.let_go()
 
     def tick(self) -> None:
         """Tell the core that time has passed."""
@@ -189,10 +190,10 @@ class Replica:
 
     # What the log tells
 
-    def appended(self) -> None:
-        """Hear that the log has grown. Only a leader has somebody to tell."""
-        if not self._has_appended and self.partition.is_leader:
-            self._has_appended = True
+    def awaited(self) -> None:
+        """Hear that somebody waits for other replicas."""
+        if not self._is_awaited:
+            self._is_awaited = True
             self._host.mark(self)
 
     def became_durable(self) -> None:
@@ -220,6 +221,7 @@ class Replica:
         if offset < self._followers_durable_end:
             callback(None)
             return Waiter(None, None)
+        self.awaited()
         return self.followers_durable.add(offset, callback)
 
     # ── effects on links ─────────────────────────────────────────────────────────────────────────────────────────

@@ -82,7 +82,7 @@ class Replicas:
         self._opening: set[PartitionKey] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        self.turns = Turns(store.commit.give_way)
+        self.turns = Turns()
         self.clock_ms = self.turns.clock_ms
         self.mark = self.turns.mark
         self.mark_link = self.turns.mark_link

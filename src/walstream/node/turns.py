@@ -3,16 +3,11 @@
 Whatever happens to a partition or a link only marks it; at the end of the loop's turn each marked one is called once.
 So a thousand appends make one message, and the cost of replication does not grow with the number of requests. Who
 needs the clock says when; waking is never late and may be early.
-
-A turn gives way to the node's own flush where nobody waits for what the other nodes will say: the flush thread has been
-woken and needs the interpreter, and an acknowledgement of this disk alone should take what it takes without followers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -38,12 +33,11 @@ class Sleeper(Protocol):
 class Partition(Protocol):
     """A partition's core, as it is called here."""
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for what comes of this turn."""
-
     def look(self) -> None:
         """See what has happened since the last turn."""
+
+    def looked(self) -> None:
+        """Hear that the links have sent what came of it, as far as they could."""
 
 
 class Link(Protocol):
@@ -56,9 +50,7 @@ class Link(Protocol):
 class Turns:
     """Who is to be called, in this turn or at a time."""
 
-    def __init__(self, give_way: Callable[[Callable[[], None]], bool] = lambda _: False) -> None:
-        """`give_way` has a callback called, on any thread, when the flush that comes first waits for the disk."""
-        self._give_way = give_way
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._partitions: list[Partition] = []
         self._links: dict[Link, None] = {}
@@ -95,24 +87,13 @@ class Turns:
 
     def _schedule(self) -> None:
         self._is_due = True
-        self._loop.call_soon(self._begin)
-
-    def _begin(self) -> None:
-        if not self._is_due:
-            return  # It was given way to, and what it was about has been done with something else since.
-        is_awaited = self._links or any(partition.is_awaited for partition in self._partitions)
-        if is_awaited or not self._give_way(self._flush_waits):
-            self._turn()
-        else:
-            self._is_due = False  # Whatever is marked meanwhile, by the end of the flush at the latest, is not held up.
-
-    def _flush_waits(self) -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-            self._loop.call_soon_threadsafe(self._turn)
+        self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        looked: list[Partition] = []
         for _ in range(ROUNDS_MAX):
             partitions, self._partitions = self._partitions, []
+            looked += partitions
             for partition in partitions:
                 try:
                     partition.look()
@@ -126,6 +107,8 @@ class Turns:
                     log.exception("replication failed")
             if not self._partitions and not self._links:
                 break
+        for partition in looked:
+            partition.looked()
         self._is_due = False
         if (self._partitions or self._links) and not self._is_stopped:
             self._schedule()

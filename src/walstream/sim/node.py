@@ -287,13 +287,17 @@ class SimNode(Serving):
                     self.cluster.checkers.recorded(copy.key, state)
 
     def _end_turn(self) -> None:
+        looked: list[Replica] = []
         while self.is_up:
             if self._marked:
                 marked, self._marked = self._marked, []
+                looked += marked
                 for replica in marked:
                     replica.look()
             elif not self.links.flush():
                 break
+        for replica in looked:
+            replica.looked()
         self.driver.pump()
 
     def pause(self) -> None:
