@@ -43,6 +43,8 @@ class Called:
     def looked(self) -> None:
         """Nothing is kept here."""
 
+    served = looked
+
     def tick(self) -> None:
         assert self.turns is not None
         self.ticks.append(self.turns.clock_ms())

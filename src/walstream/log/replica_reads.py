@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -27,6 +27,8 @@ SENT_AS_FILE_BYTES_MIN = 64 * 1024
 
 JOINED_BYTES_MAX = 4 * 1024
 """Buffers are copied together if they are no larger than this on average: to hand each over takes longer than that."""
+
+_END_OFFSET: Final = attrgetter("end_offset")
 
 _PLACE: Final = Struct(">qii")
 """What a batch begins with: base offset, length of what follows the length, leader epoch."""
@@ -154,30 +156,22 @@ class InFlight:
             start, until, chunk = self._gathered
             if start == offset and until is newest and chunk.size <= bytes_max:
                 return chunk
-        chunk = _gather(self._after(offset), offset, bytes_max)
+        chunk = _gather(self._after(offset), bytes_max)
         self._gathered = (offset, newest, chunk)
         return chunk
 
     def _after(self, offset: int) -> list[Write]:
-        """Return the writes that end after `offset`. A follower that keeps up lacks only the newest of them."""
-        found = []
-        for write in chain(reversed(self._writes), reversed(self._kept)):
-            if write.end_offset <= offset:
-                break
-            found.append(write)
-        found.reverse()
-        return found
+        """Return the writes that end after `offset`."""
+        writes = [*self._kept, *self._writes]
+        return writes[bisect_right(writes, offset, key=_END_OFFSET) :]
 
 
-def _gather(writes: Iterable[Write], offset: int, bytes_max: int) -> Chunk:
-    buffers: list[Buffer] = []
-    size, next_offset = 0, offset
-    for write in writes:
-        if buffers and size + len(write.buffer) > bytes_max:
-            break
-        buffers.append(write.buffer)
-        size += len(write.buffer)
-        next_offset = write.end_offset
+def _gather(writes: Sequence[Write], bytes_max: int) -> Chunk:
+    buffers = [write.buffer for write in writes]
+    size = sum(map(len, buffers))
+    while size > bytes_max and len(buffers) > 1:
+        size -= len(buffers.pop())
+    next_offset = writes[len(buffers) - 1].end_offset
     if len(buffers) > 1 and size <= JOINED_BYTES_MAX * len(buffers):
         buffers = [b"".join(buffers)]
     return Chunk(tuple(buffers), size, next_offset)

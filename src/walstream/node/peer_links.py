@@ -91,6 +91,8 @@ class PeerLink:
         self._line_up: deque[Replica] = deque()
         self._requests: dict[Replica, tuple[SendData, Chunk | SealedRange | None]] = {}
         """What each replica wants to send; with what was read for it and waits for credit, a frame's bytes at most."""
+        self._sent: list[tuple[Replica, on.DataSent]] = []
+        """What the core is to be told when the other links have sent theirs: nobody's disk waits for it."""
         self._reads = 0
         self._is_starved = False
 
@@ -214,6 +216,12 @@ class PeerLink:
                 return
             turn_bytes += self._serve_next(self._line_up.popleft())
 
+    def served(self) -> None:
+        """Tell the core what was sent; what it wants to send next has its turn then."""
+        sent, self._sent = self._sent, []
+        for replica, event in sent:
+            replica.feed(event)
+
     def _flush(self) -> None:
         if self._messages:
             messages, self._messages = self._messages, []
@@ -295,7 +303,7 @@ class PeerLink:
         replica.feed(on.SendFailed(request.token, request.peer, request.session, request.offset))
 
     def _put(self, replica: Replica, request: SendData, found: Chunk | SealedRange, size: int) -> None:
-        """Write a DATA frame, and tell the core."""
+        """Write a DATA frame."""
         partition = replica.partition
         link: LeaderLink = self.link  # type: ignore[assignment]
         self._flush()
@@ -313,8 +321,7 @@ class PeerLink:
         else:
             message.batches = found.buffers
             self._write(link.send_data(message, size))
-        replica.feed(
-            on.DataSent(
-                request.token, request.peer, request.session, request.offset, found.next_offset, size, high_watermark
-            )
+        sent = on.DataSent(
+            request.token, request.peer, request.session, request.offset, found.next_offset, size, high_watermark
         )
+        self._sent.append((replica, sent))

@@ -8,6 +8,7 @@ needs the clock says when; waking is never late and may be early.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -45,6 +46,9 @@ class Link(Protocol):
 
     def serve(self) -> None:
         """Send what waits."""
+
+    def served(self) -> None:
+        """Hear that every link has sent what waited: tell what was sent here."""
 
 
 class Turns:
@@ -95,16 +99,12 @@ class Turns:
             partitions, self._partitions = self._partitions, []
             looked += partitions
             for partition in partitions:
-                try:
-                    partition.look()
-                except Exception:
-                    log.exception("replication failed")
+                _guarded(partition.look)
             links, self._links = self._links, {}
             for link in links:
-                try:
-                    link.serve()
-                except Exception:
-                    log.exception("replication failed")
+                _guarded(link.serve)
+            for link in links:
+                _guarded(link.served)
             if not self._partitions and not self._links:
                 break
         for partition in looked:
@@ -139,8 +139,13 @@ class Turns:
             if sleeper.wake_ms != deadline_ms:
                 continue  # It has asked for an earlier time since, and been woken then.
             sleeper.wake_ms = NEVER
-            try:
-                sleeper.tick()
-            except Exception:
-                log.exception("replication failed")
+            _guarded(sleeper.tick)
         self._arm()
+
+
+def _guarded(call: Callable[[], None]) -> None:
+    """Call one of many: whatever fails there, the others have their turn."""
+    try:
+        call()
+    except Exception:
+        log.exception("replication failed")
