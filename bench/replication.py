@@ -6,8 +6,8 @@
                  it what a bare write + fdatasync takes when three processes do it at once, which is what this
                  machine's one disk costs a cluster, whatever its nodes do
     processor    what the leader's process spends on a produce request more than a single node does
-    lag          how far the followers are behind at half of what the cluster as a whole keeps up with (acks=all), and
-                 at half of what its leader takes in a burst (acks=1)
+    lag          how far the followers are behind at half of what the cluster as a whole keeps up with (acks=all, for
+                 as long), and at half of what its leader takes in a burst (acks=1)
     catch-up     a follower that was away while data came in: from its first new byte to its last, next to a bare
                  write + fdatasync of as many bytes
     memory       the leader's own, at its most: while a follower falls further and further behind, next to the same load
@@ -226,14 +226,22 @@ def bench_processor(report: Report, nodes: Nodes, rounds: int) -> None:
 
 
 def bench_lag(report: Report, nodes: Nodes, seconds: float) -> None:
-    """Send 1 KB records at two paces, and look how far behind the followers are."""
-    for acks, label in (("all", "half_capacity"), ("1", "half_burst")):
-        rate = report.figures[f"cluster_acks_{acks}_1kb_records_per_s"] / 2
+    """Send 1 KB records at two paces, and look how far behind the followers are.
+
+    Capacity is what all three keep up with for as long as the lag is looked at: a burst of a second is more, because
+    disks like this one take a burst and then slow down.
+    """
+    topic, value = nodes.create(nodes.leader), os.urandom(1000)
+    count = int(report.figures["cluster_acks_all_1kb_records_per_s"] * seconds)
+    report.figures["capacity_records_per_s"] = produced(nodes.leader.address, topic, value, count, "all")
+    nodes.drop(nodes.leader, topic)
+    for of, label in (("capacity", "half_capacity"), ("cluster_acks_1_1kb", "half_burst")):
+        rate = report.figures[f"{of}_records_per_s"] / 2
         lags_ms = lags_at(nodes, rate, seconds)
         p50_ms, p99_ms = quantile(lags_ms, 0.5), quantile(lags_ms, 0.99)
         report.figures |= {f"lag_{label}_p50_ms": p50_ms, f"lag_{label}_p99_ms": p99_ms}
         report.line(
-            f"lag at {rate:,.0f} records/s of 1 KB, half of acks={acks}, p50 and p99",
+            f"lag at {rate:,.0f} records/s of 1 KB, {label.replace('_', ' of ', 1)}, p50 and p99",
             f"{p50_ms:.0f} ms, {p99_ms:.0f} ms",
             "promised below 100 ms",
         )
