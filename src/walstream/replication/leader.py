@@ -328,10 +328,8 @@ class Leader:
         if session.node in self.isr.maximal or session.node in self.isr.state.elr:
             return
         session.must_leave = False
-        rewind_to = session.rewind_to
-        if rewind_to is None or not session.is_streaming:
-            return
-        if all(end <= rewind_to for _, end in self._ctx.facts.damaged):
+        rewind_to, damaged = session.rewind_to, self._ctx.facts.damaged
+        if rewind_to is not None and session.is_streaming and all(end <= rewind_to for _, end in damaged):
             self._ctx.report("follower's copy is cut back", is_warning=True, follower=session.node, offset=rewind_to)
             session.rewind(rewind_to, now_ms)
 

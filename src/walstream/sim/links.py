@@ -248,6 +248,8 @@ class SimLinks:
         for link in marked:
             if not link.is_closed:
                 link.serve()
+        for link in marked:
+            link.served()
         return True
 
 
