@@ -271,11 +271,11 @@ class SimNode(Serving):
         finally:
             self._is_running = False
         if self.is_up:
-            checkers = self.cluster.checkers
-            for copy in self.copies.values():
-                checkers.observe(copy)
+            # First the records: what a leader commits in the step in which it begins, it commits by its new one.
             if isinstance(self.metadata, StaticCluster):
                 self._observe_records(self.metadata)
+            for copy in self.copies.values():
+                self.cluster.checkers.observe(copy)
 
     def _observe_records(self, static: StaticCluster) -> None:
         """Tell the checkers of the records that this node keeps, because it leads."""
