@@ -135,6 +135,46 @@ def test_newer_catalogue_is_not_believed_and_the_known_version_stays(newer: Rela
     assert alone.key_columns == ("id",)
 
 
+MORE = ("more", TEXT, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "newer", "numbers"),
+    [
+        ((ID, NOTE, MORE), facts((1, "id", INT4), (2, "renamed", TEXT)), [1, 2, None]),
+        ((ID, ("renamed", TEXT, False), MORE), facts((1, "id", INT4), (2, "renamed", INT4)), [1, 2, None]),
+        ((ID, ("retyped", INT4, False)), facts((1, "id", INT4), (2, "retyped", TEXT)), [1, 2]),
+        ((ID, NOTE, MORE), facts((1, "id", INT4), (3, "more", TEXT)), [1, None, None]),
+        ((ID, ("shown", TEXT, False), NOTE), facts((1, "id", INT4), (3, "note", TEXT)), [1, None, None]),
+        ((ID, ("meanwhile", TEXT, False)), facts((1, "id", INT4), (2, "renamed", TEXT)), [None, None]),
+        ((NOTE,), facts((1, "id", INT4), (2, "renamed", TEXT)), [None]),
+        ((NOTE, MORE), facts((1, "id", INT4), (2, "renamed", TEXT)), [None, None]),
+        ((ID, NOTE, MORE), facts((1, "id", INT4), (2, "renamed", TEXT), oid=8), [None, None, None]),
+    ],
+    ids=[
+        "renamed later",
+        "renamed before, retyped later",
+        "both before, retyped later",
+        "dropped later",
+        "a number that was not there",
+        "renamed twice",
+        "fewer are published",
+        "others are published",
+        "created again",
+    ],
+)
+def test_numbers_are_counted_off_when_the_catalogue_is_ahead(
+    columns: tuple[tuple[str, int, bool], ...], newer: RelationFacts, numbers: list[int | None]
+) -> None:
+    relations = Relations()
+    relations.update(message(ID, NOTE), FACTS)
+    info = relations.update(message(*columns), newer)
+    assert info.version == 2
+    assert [column.attnum for column in info.columns] == numbers
+    assert {column.type_name for column in info.columns} == {None}, "what the catalogue says now was not so then"
+    assert Relations([RelationInfo.from_json(info.to_json(Types()))]).update(message(*columns), newer) == info
+
+
 def test_published_columns_may_be_fewer_than_the_table_has() -> None:
     info = Relations().update(message(("note", TEXT, False)), FACTS)
     assert [column.attnum for column in info.columns] == [2]

@@ -7,7 +7,8 @@ Numbers count from 1 per table name. Refuses to know where messages and facts co
 A Relation message is true for the moment of the WAL it stands in. Catalogue facts are read later and may already be
 another table's, so to speak: they are believed only when each column of the message is among them, with the same type,
 in the same order. From them come attribute numbers (what proves a rename) and the primary key of a table whose replica
-identity is FULL or NOTHING. Without them a relation takes the known version that agrees with all that is known.
+identity is FULL or NOTHING. Without them a relation takes the known version that agrees with all that is known; a new
+version still has the numbers that its columns must have had (`_numbered`).
 
 The key of a row, `key_columns`, is in the order of the columns: the replica identity's columns where that is an index
 (the primary key by default), the primary key where it is FULL or NOTHING, empty when there is none.
@@ -16,7 +17,8 @@ The key of a row, `key_columns`, is in the order of the columns: the replica ide
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from walstream.errors import DecodeError
@@ -129,7 +131,7 @@ class Relations:
         candidate = _describe(message, believed, version=versions[-1].version + 1 if versions else 1)
         info = next((known for known in reversed(versions) if _same(known, candidate, believed is not None)), None)
         if info is None:
-            info = candidate
+            info = candidate if believed or not facts else _numbered(candidate, versions, facts)
             versions.append(info)
         self._current[message.id] = info
         return info
@@ -190,6 +192,29 @@ def _describe(message: Relation, facts: RelationFacts | None, version: int) -> R
     )
 
 
+def _numbered(info: RelationInfo, earlier: Sequence[RelationInfo], facts: RelationFacts) -> RelationInfo:
+    """Give the columns of a version that the catalogue has outrun the attribute numbers that are certain all the same.
+
+    PostgreSQL gives numbers in order and none twice, and a message has its columns in that order. A column that was
+    there earlier and is there now was there in between: so from the first column on, up to one that has gone or came
+    into view since, they are counted off. Only a publication that had a list of columns just then would be in the way:
+    where a column's name is neither the earlier nor the later one, nothing is certain.
+    """
+    before = next((known for known in reversed(earlier) if known.id == info.id == facts.id), None)
+    if before is None:
+        return info
+    pairs = zip(before.columns, sorted(facts.columns), strict=False)
+    stayed = list(takewhile(lambda pair: pair[0].attnum == pair[1].attnum, pairs))
+    if len(stayed) > len(info.columns):
+        return info
+    columns = list(info.columns)
+    for at, (was, fact) in enumerate(stayed):
+        if columns[at].name not in (was.name, fact.name):
+            return info
+        columns[at] = columns[at]._replace(attnum=fact.attnum)
+    return info._replace(columns=tuple(columns))
+
+
 def _same(known: RelationInfo, new: RelationInfo, facts_believed: bool) -> bool:
     """Whether a known version is what the new description says, as far as that knows."""
     if known[:4] != new[:4] or len(known.columns) != len(new.columns):
@@ -228,7 +253,7 @@ def _column_from_json(found: dict[str, Any], key: tuple[str, ...]) -> Column:
         type_modifier=int(found["type_modifier"]),
         is_key=found["name"] in key,
         attnum=found["attnum"],
-        type_name=found["type"] if found["attnum"] is not None else None,
+        type_name=found["type"] if found["not_null"] is not None else None,
         not_null=found["not_null"],
         generated=found["generated"],
     )

@@ -191,6 +191,15 @@ def test_a_rename_is_proved_by_the_number_and_two_columns_may_exchange_names(eac
     assert each_database.execute("select a, b from public.t") == [("three", 2)]
 
 
+def test_a_rename_is_proved_although_another_column_has_no_number(each_database: Database) -> None:
+    each_database.execute("create table public.t (id integer primary key, a integer, b text)")
+    each_database.execute("insert into public.t values (1, 2, 'three')")
+    new = version(("id", "integer", 1), ("c", "integer", 2), ("a", "text", None), ("b", "text", None))
+    columns = [("id", "integer"), ("c", "integer"), ("b", "text"), ("a", "text")]
+    assert evolved(each_database, OLD, new) == columns
+    assert each_database.execute("select a, b, c from public.t") == [(None, "three", 2)]
+
+
 def test_a_column_dropped_and_added_by_the_same_name_is_another_one(each_database: Database) -> None:
     each_database.execute("create table public.t (id integer primary key, a integer, b text)")
     each_database.execute("insert into public.t values (1, 2, 'three')")

@@ -111,6 +111,13 @@ def test_a_history_of_any_history(tmp_path: Path, seed: int) -> None:
         after = upto
 
 
+def test_a_batch_of_deletes_alone_ends_rows_of_a_history(tmp_path: Path) -> None:
+    table = Table(tmp_path, "history")
+    table.apply([change("c", {"id": 1, "n": 1}, lsn=10, seq=1), change("c", {"id": 2, "n": 2}, lsn=10, seq=2)])
+    table.apply([change("d", {"id": 1}, lsn=11, seq=1)])
+    assert {row["id"]: row["_valid_to_lsn"] for row in table.rows()} == {1: 11, 2: None}
+
+
 def test_an_older_state_of_a_row_replaces_nothing(tmp_path: Path) -> None:
     table = Table(tmp_path, "mirror")
     table.apply([change("c", {"id": 1, "n": 1}, lsn=10, seq=2), change("c", {"id": 2, "n": 2}, lsn=10, seq=3)])

@@ -178,18 +178,23 @@ def evolution(
     return statements
 
 
-def _by_identity(
-    known: Version | None, new: Version
-) -> tuple[dict[int | str, SourceColumn], dict[int | str, SourceColumn]]:
-    """Return the columns of both by what makes them the same: their number, or their name where that is not known."""
-    old = known.columns if known is not None else ()
+def _by_identity(known: Version | None, new: Version) -> tuple[dict[str, SourceColumn], dict[str, SourceColumn]]:
+    """Return the columns of both by what makes them the same: their number, or their name where one has no number.
+
+    What stands for it is the name of the earlier column; a column that there was not has one that no column can have.
+    """
+    before = {column.name: column for column in known.columns} if known is not None else {}
     has_numbers = known is not None and known.relation_id == new.relation_id
-    has_numbers = has_numbers and all(column.attnum is not None for column in (*old, *new.columns))
-
-    def identity(column: SourceColumn) -> int | str:
-        return column.attnum if has_numbers and column.attnum is not None else column.name
-
-    return {identity(column): column for column in old}, {identity(column): column for column in new.columns}
+    by_number = {one.attnum: one.name for one in before.values() if has_numbers and one.attnum is not None}
+    same = {column.name: by_number[column.attnum] for column in new.columns if column.attnum in by_number}
+    taken = set(same.values())
+    for column in new.columns:
+        earlier = before.get(column.name)
+        if column.name in same or earlier is None or earlier.name in taken:
+            continue
+        if not has_numbers or earlier.attnum is None or column.attnum is None:
+            same[column.name] = column.name
+    return before, {same.get(column.name, f"\0{column.name}"): column for column in new.columns}
 
 
 def create_stage(stage: str, shape: Shape) -> str:

@@ -213,7 +213,7 @@ class _Doing:
 
     def _versions(self, folded: Folded, rows: Sequence[Row], found: Found) -> pa.Table:
         numbers = [row.number for row in rows]
-        taken = self._changes.take(numbers)
+        taken = self._changes.take(pa.array(numbers, pa.int64()))
         begins = {
             "_valid_from_lsn": taken.column("_commit_lsn"),
             "_valid_from_seq": taken.column("_seq"),
