@@ -198,6 +198,9 @@ class TestHeartbeats:
             assert await read(call, 3) == [1, 2, 3]
             beat = (await call.read()).heartbeat
             assert (beat.current_lsn, beat.resolved_lsn, beat.held_back_by) == (text(3), text(3), "t-0")
+            metadata = feed.metadata(sub="somebody", role="replication", tenant="acme")
+            beat = (await feed.subscribe(metadata, start_lsn="head").read()).heartbeat
+            assert (beat.current_lsn, beat.held_back_by) == (text(3), ""), "no tenant is told which topics there are"
 
     async def test_who_is_sent_nothing_hears_how_far_it_is(self, tmp_path: Path) -> None:
         log = await memory(5000, tenant="other")

@@ -27,6 +27,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from walstream.node.process import NodeProcess
 
 if TYPE_CHECKING:
+    from integration.replicating import Cluster
     from walstream.feed.process import FeedProcess
 
 MakeFeed = Callable[..., "FeedProcess"]
@@ -53,7 +54,9 @@ def make_feed() -> Iterator[MakeFeed]:
     folder = Path(tempfile.mkdtemp(prefix="walstream-feed-"))
     feeds: list[FeedProcess] = []
 
-    def make(node: NodeProcess, *, start: bool = True, share: FeedProcess | None = None, **settings: object) -> Any:
+    def make(
+        node: NodeProcess | Cluster, *, start: bool = True, share: FeedProcess | None = None, **settings: object
+    ) -> Any:
         """With `share` it believes the tokens of another one."""
         number = len(feeds)
         chosen = {f"feed.{name.replace('__', '.')}": _text(value) for name, value in settings.items()}
@@ -116,7 +119,7 @@ class Writing:
     """A thread that writes numbered records to the partitions of a topic until it is told to stop."""
 
     def __init__(
-        self, node: NodeProcess, topic: str, partitions: int, generator: random.Random, pause_s: float
+        self, node: NodeProcess | Cluster, topic: str, partitions: int, generator: random.Random, pause_s: float
     ) -> None:
         self.topic, self.partitions = topic, partitions
         self.sent = [0] * partitions

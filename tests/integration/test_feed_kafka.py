@@ -148,17 +148,19 @@ def _check_acknowledged(feed: FeedProcess, other: FeedProcess, folder: Path) -> 
     feed.kill()
     for name, request in (("records", {}), ("transactions", {"framing": "transactions", "capture": PREFIX})):
         acked = (folder / name / "acked").read_text()
+        # A transaction stands at its point, which may be written in the millisecond of a row that sorts behind it.
+        last = GlobalLsn.parse(acked) if request else None
         with other.client(name) as client:
-            assert [str(entry.lsn) for entry in _until_idle(client.subscribe(**request))] == [acked]
+            assert [str(entry.lsn) for entry in _until_idle(client.subscribe(**request), last)] == [acked]
             assert str(client.ack(acked).acked) == acked
 
 
-def _until_idle(stream: Any) -> list[Entry]:
-    """Return everything up to the first heartbeat that says that all has come."""
+def _until_idle(stream: Any, last: GlobalLsn | None = None) -> list[Entry]:
+    """Return everything up to the first heartbeat that says that all has come, up to an LSN or the head."""
     found: list[Entry] = []
     with stream:
         for event in stream.events():
-            if isinstance(event, Heartbeat) and event.resolved >= event.head:
+            if isinstance(event, Heartbeat) and event.resolved >= (last or event.head):
                 return found
             found += getattr(event, "entries", ())
     return found
@@ -247,6 +249,17 @@ def values_of(feed: FeedProcess, start: Any) -> list[bytes | None]:
         return list(dict.fromkeys(entry.value for entry in _until_idle(client.subscribe(start))))
 
 
+def resolved_again(feed: FeedProcess) -> GlobalLsn:
+    """Return what `resolved` does, where strays may have come more than `settle_ms` after the record before them.
+
+    Then what the feed had promised before is broken, and the first reader that goes by it is told so, whoever it is.
+    """
+    try:
+        return resolved(feed)
+    except LogUnfit:
+        return resolved(feed)
+
+
 def test_records_without_append_time_are_never_passed_over(kafka: KafkaBroker, make_feed: MakeFeed) -> None:
     """Kafka lets a topic be switched away and back in the feed: live or away, whoever may lack records is told."""
     log: Any = kafka
@@ -264,7 +277,7 @@ def test_records_without_append_time_are_never_passed_over(kafka: KafkaBroker, m
     assert values_of(feed, "oldest") == [b"1", b"stray", b"2"]
     assert values_of(feed, told_of(caught.value)) == [b"stray", b"2"]
     switch(kafka, "switched", "CreateTime", b"2")
-    away = resolved(feed)
+    away = resolved_again(feed)
     feed.stop()
     write(log, "switched", [b"while away"])
     switch(kafka, "switched", "LogAppendTime", b"3")

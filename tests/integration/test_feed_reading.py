@@ -28,6 +28,7 @@ from walstream.feed.reading.calls import RESOLVED, Found
 from walstream.feed.reading.frames import Filter, Frame, FrameSource
 from walstream.feed.reading.log_client import LogClient
 from walstream.feed.reading.reading import Reading
+from walstream.feed.reading.tail import Tail
 from walstream.node.process import NodeProcess
 from walstream.positions import GlobalLsn, TopicPartition
 
@@ -66,6 +67,33 @@ class Follower:
         await asyncio.wait_for(self._task, 60)
         await self._source.close()
         return lsns_of(self.frames)
+
+
+async def test_the_tail_outlives_what_nobody_foresaw(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in it must not end as silence: subscribers would wait for ever, and be told that all is well."""
+    node = make_node()
+    make_topic(node.address, "orders", 1)
+    produce(node.address, "orders", [b"before"] * 10)
+    async with reading(node.address) as log:
+        follower = Follower(0, await log.subscribe(0), 0)
+        step, bugs = Tail.step, iter(range(3))
+
+        async def spoilt(tail: Tail) -> Frame | None:
+            if next(bugs, None) is not None:
+                raise KeyError("what nobody foresaw")
+            return await step(tail)
+
+        monkeypatch.setattr(Tail, "step", spoilt)
+        failures = set()
+        for _ in range(600):
+            failures.add(log.failure)
+            if len(failures) > 1 and not log.failure:
+                break
+            await asyncio.sleep(0.05)
+        assert "The feed failed: KeyError." in failures
+        produce(node.address, "orders", [b"after"] * 10)
+        (last,) = lsns_of(await read_count(await log.subscribe(0), 20))[-1:]
+        assert len(await follower.finish(last)) == 20
 
 
 @pytest.mark.parametrize("number", range(rounds(5, 1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -13,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from walstream.node.process import NodeProcess
+from walstream.processes import HOST, free_port
 
 from .bare import Bare, fetch_request
 from .clients import Confluent, Item, create_topic, read_messages, watermarks
@@ -42,6 +44,13 @@ def test_a_clean_stop_and_a_restart_keep_everything(make_node: MakeNode) -> None
         node.start()
     assert [message.value() for message in read_messages(node.address, "kept")] == [item.value for item in items] * 3
     assert watermarks(node.address, "kept", 1) == (0, 0)
+
+
+def test_a_single_node_does_not_listen_for_leaders(make_node: MakeNode) -> None:
+    port = free_port()
+    make_node(replication__listen=f"{HOST}:{port}")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, port), 5)
 
 
 def test_sigterm_drains_what_is_in_flight(make_node: MakeNode) -> None:

@@ -15,12 +15,15 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 
-from .bare import Bare, one_record
+from walstream.node.api.offsets import RESOLVED_TIMESTAMP
+
+from .bare import Bare, one_record, produce_request
 from .clients import configure_topic, read_messages, watermarks
 from .replicating import TIMEOUT_S, Cluster, producer_of, running, write
 from .support import MakeNode, memory_mb, rounds, seeded, wait_for
 
 NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_LEADER, TIMED_OUT = 19, 20, 6, 7
+OFFSET_NOT_AVAILABLE = 78
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -334,6 +337,31 @@ def test_too_few_in_sync(cluster: Cluster) -> None:
         cluster.wait_in_sync("t", 3)
         wait_for(lambda: leader.fetch("t", 0).high_watermark == 3, "what was written is visible")
         assert leader.produce("t", one_record(b"4"), acks=-1).error == 0
+    cluster.compare("t")
+
+
+def test_a_leader_that_does_not_know_what_is_committed_does_not_say(cluster: Cluster) -> None:
+    cluster.create("t", min_insync_replicas=2)
+    with Bare(cluster[1].address) as leader:
+        assert leader.produce("t", one_record(b"0"), acks=-1).error == 0
+        cluster[2].stop()
+        cluster[3].stop()
+        # Both go on when all followers are gone; nobody is shown what they write.
+        leader.send(produce_request("t", one_record(b"1"), acks=0))
+        assert leader.produce("t", one_record(b"2"), acks=1).error == 0
+        assert leader.list_offsets("t", -1, 0)[0].offset == 1
+    cluster[1].kill()
+    cluster[1].start()
+    with Bare(cluster[1].address) as leader:
+        wait_for(lambda: leader.list_offsets("t", -1, 0)[0].error != NOT_LEADER, "it leads again")
+        for timestamp in (-1, RESOLVED_TIMESTAMP):
+            assert leader.list_offsets("t", timestamp, 0)[0].error == OFFSET_NOT_AVAILABLE
+        assert leader.list_offsets("t", -2, 0)[0].error == 0, "where it begins is known"
+        cluster[2].start()
+        cluster[3].start()
+        cluster.wait_in_sync("t", 3)
+        wait_for(lambda: leader.list_offsets("t", -1, 0)[0].error == 0, "the leader knows")
+        assert leader.list_offsets("t", -1, 0)[0].offset == 3
     cluster.compare("t")
 
 

@@ -44,7 +44,7 @@ def in_epoch(_: Path) -> int:
 @contextmanager
 def written(make_node: MakeNode) -> Iterator[Cluster]:
     """A cluster with a topic of several segments, which is sound in the end."""
-    with running(make_node) as cluster:
+    with running(make_node, replication__scrub_interval_ms=0) as cluster:
         cluster.create("t", min_insync_replicas=2, segment_bytes=50_000)
         write(cluster.address, "t", 0, COUNT)
         assert cluster.compare("t") > 3
@@ -69,6 +69,26 @@ def test_rot_is_found_and_repaired(make_node: MakeNode, victim: int, place: Call
         wait_for(lambda: "damage found" in cluster[victim].log_text(), "the scrub finds it", 60)
         wait_for(lambda: file.read_bytes() == sound, "it is fetched from a peer", 60)
         wait_for(lambda: "all damage is repaired" in cluster[victim].log_text(), "the node knows", 30)
+
+
+@pytest.mark.parametrize("place", [in_records, in_epoch], ids=["records", "header"])
+def test_rot_that_nobody_reads_is_found_when_a_follower_refuses_it(
+    make_node: MakeNode, place: Callable[[Path], int]
+) -> None:
+    """Sealed segments are sent without being looked at; the one who looks at them is the follower."""
+    with running(make_node, replication__scrub_bytes_per_s=0) as cluster:
+        cluster.create("t", min_insync_replicas=2, segment_bytes=200_000)
+        write(cluster.address, "t", 0, 4 * COUNT)
+        assert cluster.compare("t") > 3
+        cluster[3].kill()
+        cluster.wipe(3)
+        file = second_segment(cluster, 1)
+        sound = rot(file, place(file))
+        cluster[3].start()
+        wait_for(lambda: "all damage is repaired" in cluster[1].log_text(), "it is found, and fetched from a peer", 60)
+        assert file.read_bytes() == sound
+        cluster.wait_in_sync("t", 3)
+        cluster.compare("t")
 
 
 def test_rot_in_a_followers_header_is_found_by_whoever_looks_first(make_node: MakeNode) -> None:

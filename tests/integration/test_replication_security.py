@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.certificates import Authority
+from node.certificates import Authority, Pair
 from walstream.processes import HOST
 
 from .replicating import Cluster, running, write
@@ -41,15 +41,19 @@ def test_a_shared_secret(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -
         cluster.compare("t")
 
 
-def test_certificates_on_both_sides(make_node: MakeNode, tmp_path: Path) -> None:
-    authority, stranger = Authority(tmp_path / "a"), Authority(tmp_path / "b", "Another authority")
-    pair = authority.peer("node")
-    settings = {
+def certified(authority: Authority, pair: Pair) -> dict[str, str]:
+    """Settings of nodes that show this certificate, and take those of the authority."""
+    return {
         "replication__tls_certificate": pair.certificate,
         "replication__tls_key": pair.key,
         "replication__tls_ca": authority.certificate,
     }
-    with running(make_node, **settings) as cluster:
+
+
+def test_certificates_on_both_sides(make_node: MakeNode, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path / "a"), Authority(tmp_path / "b", "Another authority")
+    pair = authority.peer("node")
+    with running(make_node, **certified(authority, pair)) as cluster:
         cluster.create("t", min_insync_replicas=2, segment_bytes=50_000)
         write(cluster.address, "t", 0, 2000)
         cluster.compare("t")
@@ -67,6 +71,36 @@ def test_certificates_on_both_sides(make_node: MakeNode, tmp_path: Path) -> None
         cluster.compare("t")
 
 
+def test_a_certificate_is_good_for_its_own_node(make_node: MakeNode, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair, other = authority.peer("node"), authority.client("other", "/CN=node", "DNS:elsewhere.example")
+    with running(make_node, **certified(authority, pair)) as cluster:
+        cluster.create("t", min_insync_replicas=2)
+        write(cluster.address, "t", 0, 100)
+        cluster.compare("t")
+        cluster[1].stop()
+        cluster[1].settings |= {"replication.tls_certificate": other.certificate, "replication.tls_key": other.key}
+        cluster[1].start()
+        refused = "is not that of node 1"
+        wait_for(lambda: all(refused in cluster[number].log_text() for number in (2, 3)), "it is refused")
+        cluster[1].stop()
+        cluster[1].settings |= {"replication.tls_certificate": pair.certificate, "replication.tls_key": pair.key}
+        cluster[1].start()
+        cluster.wait_in_sync("t", 3)
+        cluster.compare("t")
+
+
+def _is_written(cluster: Cluster, topic: str) -> bool:
+    """Write as a client that knows a stranger, too: if it asks that one for topics, it is told of none of these."""
+    try:
+        write(cluster.address, topic, 100, 100)
+    except AssertionError as error:
+        if "UNKNOWN_TOPIC" not in str(error):
+            raise
+        return False
+    return True
+
+
 def test_a_node_of_another_cluster_stays_out(make_node: MakeNode) -> None:
     with running(make_node) as cluster, running(make_node) as other:
         cluster.create("t")
@@ -78,7 +112,7 @@ def test_a_node_of_another_cluster_stays_out(make_node: MakeNode) -> None:
         other[3].data.rename(cluster[3].data)
         cluster[3].start()
         wait_for(lambda: "belongs to cluster" in cluster[3].log_text(), "the node refuses the leader")
-        write(cluster.address, "t", 100, 100)
+        wait_for(lambda: _is_written(cluster, "t"), "the cluster goes on without it", 60)
         cluster.wait_in_sync("t", 2)
         assert not (cluster[3].data / "topics" / "t").exists()
 

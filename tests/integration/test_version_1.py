@@ -142,6 +142,8 @@ def test_a_follower_of_version_1_is_pushed_what_is_committed(node: NodeProcess, 
         got.append(data)
     folder = Path(node.data) / "topics" / "ours" / "0"
     assert b"".join(got) == b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+    known = AdminClient({"bootstrap.servers": node.address, "log_level": 0}).list_topics("ours", TIMEOUT_S)
+    assert known.topics["ours"].partitions[0].isrs == [1], "it never says what it has on its disk"
     # The link breaks, and what is written meanwhile comes when it is made again.
     connection.close()
     write(node.address, "ours", 5, 1, acks=1, **{"enable.idempotence": False})

@@ -13,6 +13,7 @@ from walstream.errors import (
     OutOfOrderSequence,
     SyncFailed,
 )
+from walstream.log.group_commit import GATHERED_MAX
 
 
 @pytest.fixture
@@ -235,6 +236,26 @@ def test_a_sync_that_failed_while_settling_fails_flushes_of_the_same_file(tmp_pa
     assert partition.segments[0].synced_size == 0, "recovery would not look into the journal for it"
     commit.complete_settling(settled)
     assert values(partition) == ["acknowledged"]
+
+
+def test_writes_that_gather_are_queued_together_and_before_what_comes_between(rig):
+    commit, partition, asked, between = rig.store.commit, rig.topic("t"), [], []
+    commit.on_gathering = lambda: asked.append(partition.log_end)
+    for number in range(3):
+        rig.append(partition, f"{number}")
+    assert asked == [1], "once, with the first"
+    assert commit.is_idle
+    commit.run_between(lambda: between.append(partition.durable_end))
+    rig.append(partition, "3")
+    rig.driver.flush()
+    assert (partition.durable_end, between) == (3, [3]), "after what was queued before it, and before the rest"
+    commit.release()
+    rig.driver.flush()
+    assert partition.durable_end == 4
+    for number in range(GATHERED_MAX):
+        rig.append(partition, f"{number}")
+    rig.driver.flush()
+    assert partition.durable_end == 4 + GATHERED_MAX, "so many do not wait for the end of the turn"
 
 
 def test_a_flush_that_ends_after_settling_has_stopped_its_partition_is_not_heard(tmp_path):

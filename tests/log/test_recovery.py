@@ -68,6 +68,85 @@ def test_a_torn_tail_is_cut(rig, cut):
     assert values(reopened)[-1] == "next"
 
 
+def tear(rig, start, end, *, values=None):
+    """Fill a log in one flush, and take the bytes from `start` on (in batches) as pages that never came."""
+    partition = rig.topic()
+    for number in range(10):
+        rig.append(partition, values or f"{number:0100d}")
+    rig.driver.flush()
+    rig.settle()
+    path = partition.segments[0].path
+    return path, leave_out(path, 10, start, end)
+
+
+def leave_out(path, batches, start, end):
+    """Put zeros into a file of so many equal batches, from one place to another; return the size of a batch."""
+    data = path.read_bytes()
+    size = len(data) // batches
+    start, end = int(start * size), int(end * size)
+    path.write_bytes(data[:start] + bytes(end - start) + data[end:])
+    return size
+
+
+@pytest.mark.parametrize(("start", "end"), [(4, 5), (4, 7.5), (4.5, 6), (4.9, 5.9), (0, 1)])
+def test_a_hole_in_a_torn_flush_is_cut_with_all_behind_it(rig, start, end):
+    """Nobody was told of it: the flush had not ended, and no other begins before. Nobody could repair it, either."""
+    path, size = tear(rig, start, end)
+    again = rig.again()
+    reopened = again.store.partition("t", 0)
+    assert (reopened.log_end, reopened.damaged) == (int(start), [])
+    assert not reopened.is_unclean
+    assert path.stat().st_size == int(start) * size
+    assert again.write(reopened, "next").base_offset == int(start)
+    assert values(again.again().store.partition("t", 0))[-1] == "next"
+
+
+def test_a_hole_in_what_was_known_to_be_durable_is_damage(rig):
+    """The journal had it, when the checkpoint was made, and is gone."""
+    partition = rig.topic()
+    fill(rig, partition, 10)
+    rig.store.save_checkpoint(lambda error: None)
+    for name in (rig.folder / "journal").iterdir():
+        name.unlink()
+    leave_out(partition.segments[0].path, 10, 4, 5)
+    reopened = rig.again().store.partition("t", 0)
+    assert (reopened.log_end, reopened.damaged) == (10, [(4, 5)])
+
+
+def test_a_hole_is_damage_if_the_next_segment_was_begun(rig):
+    """A flush ends before the next segment is written to, whatever the checkpoint knows of it."""
+    partition = rig.topic(segment_bytes="1024")
+    checkpoint = (rig.folder / "checkpoint.json").read_bytes()
+    fill(rig, partition, 30)
+    rig.settle()
+    (rig.folder / "checkpoint.json").write_bytes(checkpoint)
+    leave_out(partition.segments[0].path, partition.segments[1].base_offset, 1, 2)
+    reopened = rig.again().store.partition("t", 0)
+    assert (reopened.log_end, reopened.damaged) == (30, [(1, 2)])
+
+
+def test_a_hole_is_damage_if_the_journal_has_what_comes_later(rig):
+    partition = rig.topic()
+    checkpoint = (rig.folder / "checkpoint.json").read_bytes()
+    fill(rig, partition, 5)
+    rig.settle()
+    fill(rig, partition, 5)
+    (rig.folder / "checkpoint.json").write_bytes(checkpoint)
+    leave_out(partition.segments[0].path, 10, 3, 4)
+    reopened = rig.again().store.partition("t", 0)
+    assert (reopened.log_end, reopened.damaged) == (10, [(3, 4)])
+
+
+@pytest.mark.parametrize(("position", "mask"), [(8, 0x01), (9, 0x01), (10, 0x01), (10, 0x08), (11, 0x01), (11, 0x40)])
+def test_a_length_that_leads_to_zeros_inside_a_record_is_no_hole(rig, position, mask):
+    path, size = tear(rig, 0, 0, values="\0" * 2_100)
+    data = bytearray(path.read_bytes())
+    data[4 * size + position] ^= mask
+    path.write_bytes(data)
+    reopened = rig.again().store.partition("t", 0)
+    assert (reopened.log_end, reopened.damaged) == (10, [(4, 5)])
+
+
 def test_zeros_after_a_power_cut_are_cut(rig):
     partition = rig.topic()
     fill(rig, partition, 10)

@@ -324,6 +324,31 @@ def test_what_is_damaged_is_put_back_from_another_replica(rig: PowerRig, positio
     assert contents(other.again().store.partition("t", 0)) == contents(source)
 
 
+@pytest.mark.parametrize("segment", [0, -1])
+def test_damage_is_put_back_although_a_batch_behind_it_says_that_it_belongs_elsewhere(segment: int) -> None:
+    """No checksum covers the offset, so the batch looks sound; what is fetched would never fit before it."""
+    rig = PowerRig(SimDisk(Random(1)), defaults=TopicSettings(segment_bytes=2_000))
+    source = filled(rig, 30)
+    other, follower = copy(rig, source, segment_bytes=2_000)
+    follower.advance_high_watermark(source.log_end)
+    other.settle()
+    batches = [position for position, _ in follower.segments[segment].headers(0)]
+    rot(other, follower, segment, batches[-3] + 80)  # A record,
+    rot(other, follower, segment, batches[-2] + 1)  # the offset, which is beyond the end of the log then,
+    rot(other, follower, segment, batches[-1] + 80)  # and a record again.
+    for offset in range(follower.log_start, follower.durable_end):
+        with contextlib.suppress(CorruptLog):
+            follower.read_replica_blocking(offset, 1)
+    (damage,) = follower.damaged
+    heard = []
+    follower.repair(damage[0], source.read_for_repair(*damage, 10_000).buffers, heard.append)
+    other.driver.flush()
+    assert heard == [None]
+    assert follower.damaged == []
+    assert contents(follower) == contents(source)
+    assert contents(other.again().store.partition("t", 0)) == contents(source)
+
+
 def test_a_repair_whose_sync_failed_is_made_again() -> None:
     rig = PowerRig(SimDisk(Random(1)), defaults=TopicSettings(segment_bytes=2_000))
     source = filled(rig)
@@ -512,6 +537,28 @@ def test_the_scrub_finds_rot_that_nobody_reads(rig: PowerRig) -> None:
     (damage,) = partition.damaged
     assert damage[0] == partition.segments[2].base_offset
     assert store.damage_reports == 1
+
+
+def test_the_scrub_rests_between_two_rounds_and_takes_small_partitions_together(rig: PowerRig) -> None:
+    partition = filled(rig)
+    others = [rig.topic(f"small-{number}") for number in range(5)]
+    for other in others:
+        lead(other, 1)
+        rig.append(other, "a")
+    rig.driver.flush()
+    rig.settle()
+    store = LogStore(
+        rig.disk, rig.folder, rig.catalogue, InlineDriver(), lambda: rig.now_ms,
+        replicated=True, scrub_bytes_per_s=100_000, scrub_interval_s=10, journal_prepared_bytes=2048,
+    )  # fmt: skip
+    whole = partition.size_bytes + sum(other.size_bytes for other in others)
+    store.tick()
+    assert store.scrub.bytes_checked == whole, "all of them in the first second"
+    for _ in range(9):
+        store.tick()
+    assert store.scrub.bytes_checked == whole
+    store.tick()
+    assert store.scrub.bytes_checked == 2 * whole
 
 
 def test_a_follower_keeps_what_its_leader_keeps(rig: PowerRig) -> None:

@@ -159,6 +159,22 @@ def test_in_a_cluster_nothing_is_promised_ahead_of_the_wall_clock_but_what_is_in
     assert stamps.resolve(NOW, 1, is_alone=False) == stamp
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_records_that_are_the_newest_are_promised_nothing_that_carries_their_stamps_away(is_alone: bool) -> None:
+    clock, _ = clock_from(0)
+    busy, idle = Stamps(clock), Stamps(clock)
+    for number in range(1, 1_000):
+        now_ms = NOW + number // 100
+        stamp = busy.stamp(now_ms, number)
+        assert stamp <= now_ms + 1
+        assert idle.resolve(now_ms, 0, is_alone=is_alone) in (stamp, now_ms), "whoever waits for it waits no longer"
+        resolved = busy.resolve(now_ms, number, is_alone=is_alone, is_newest=True)
+        assert resolved is not None
+        assert stamp - 1 <= resolved <= now_ms
+        assert busy.stamp(now_ms, number) > resolved, "what was promised is kept"
+    assert busy.resolve(NOW + 5_000, 999, is_alone=is_alone, is_newest=True) == NOW + 5_000, "the clock is ahead"
+
+
 def test_a_producers_time_does_not_carry_the_clock_away() -> None:
     clock, _ = clock_from(0)
     stamps = Stamps(clock)

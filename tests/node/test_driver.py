@@ -35,6 +35,8 @@ class Called:
         self.ticks: list[int] = []
         self.turns: Turns | None = None
 
+    is_awaited = False
+
     def look(self) -> None:
         self.calls += 1
 
@@ -58,6 +60,20 @@ async def test_many_marks_make_one_call_in_a_turn() -> None:
     assert (link.calls, partition.calls) == (0, 0), "not before the turn ends"
     await asyncio.sleep(0.01)
     assert (link.calls, partition.calls) == (1, 1)
+
+
+async def test_what_a_thread_has_finished_is_a_turn_of_its_own() -> None:
+    """Nobody who waited for the disk waits for the requests of others, too."""
+    turns, partition, story = Turns(), Called(), []
+
+    def finished() -> None:
+        turns.mark(partition)
+        asyncio.get_running_loop().call_soon(lambda: story.append(partition.calls))
+        story.append(partition.calls)
+
+    await asyncio.to_thread(turns.post, finished)
+    await asyncio.sleep(0.01)
+    assert story == [0, 1], "called before whatever else the loop has to do"
 
 
 async def test_a_failure_of_one_does_not_keep_the_others_waiting() -> None:

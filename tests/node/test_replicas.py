@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from walstream.ops.health import health
 from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
 from walstream.replication.effects import Report
+from walstream.replication.events import MetadataChanged
 
 NONE, NOT_LEADER, TIMED_OUT, NOT_COORDINATOR, NOT_ENOUGH, NOT_CONTROLLER = 0, 6, 7, 16, 19, 41
 FAST = {
@@ -112,13 +114,20 @@ async def produce(
     """Produce, and return the error code and the durability that the answer tells."""
     await client.send(produce_v9(batch_of(*values), acks=acks, timeout_ms=timeout_ms, topic=topic))
     answer = await client.receive()
-    # correlation, tags, topics, the name, partitions, index
-    at = 4 + 1 + 1 + 2 + 1 + 4
-    (code,) = struct.unpack_from(">h", answer, at)
-    at += 2 + 8 + 8 + 8 + 1
+    at = CODE_AT + 2 + 8 + 8 + 8 + 1
     at += 1 if answer[at] == 0 else answer[at]
     tags = answer[at]
-    return code, answer[at + 4] if tags else None
+    return code_of(answer), answer[at + 4] if tags else None
+
+
+CODE_AT = 4 + 1 + 1 + 2 + 1 + 4
+"""Behind correlation, tags, topics, the name, partitions, index."""
+
+
+def code_of(answer: bytes) -> int:
+    """The error code in the answer to a produce request for one partition."""
+    (code,) = struct.unpack_from(">h", answer, CODE_AT)
+    return int(code)
 
 
 async def test_the_answer_tells_the_durability(tmp_path: Path, connect: Connect) -> None:
@@ -263,6 +272,33 @@ async def test_nobody_waits_after_a_timeout_or_a_lost_connection(tmp_path: Path,
         await until(lambda: nodes[0].budget.used_bytes == 0, "the frame is let go as soon as this disk has it")
         assert partition.durable_end == 2
         assert partition.high_watermark == 0
+
+
+@pytest.mark.parametrize(("mode", "acks"), [("async", -1), ("sync", 1)])
+async def test_nobody_waits_for_followers_of_a_node_that_leads_no_more(
+    tmp_path: Path, connect: Connect, mode: str, acks: int
+) -> None:
+    settings = {"replication__isr_lag_ms_max": 60_000, "replication__mode": mode, "replication__sync_followers": 2}
+    async with running_cluster(tmp_path, **settings) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        for node in nodes[1:]:
+            assert node.replicas is not None
+            node.replicas.links.stop()
+        replicas = nodes[0].replicas
+        assert replicas is not None
+        (replica,) = [one for one in replicas.replicas.values() if one.partition.topic == "t"]
+        waiters = replica.partition._visible_waiters if acks == -1 else replica.followers_durable
+        assert (await produce(client, b"a", acks=acks, timeout_ms=50))[0] == TIMED_OUT
+        assert len(waiters) == 0, "nobody waits after a timeout"
+        await client.send(produce_v9(batch_of(b"b"), acks=acks, timeout_ms=60_000))
+        await until(lambda: len(waiters) == 1, "a request waits")
+        state = replicas.state(replica.key)
+        assert state is not None
+        replica.feed(MetadataChanged(replace(state, leader=2, epoch=state.epoch + 1, version=state.version + 1)))
+        assert code_of(await client.receive()) == NOT_LEADER
+        assert len(waiters) == 0
+        assert (await produce(client, b"c", acks=acks))[0] == NOT_LEADER
 
 
 async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Connect) -> None:

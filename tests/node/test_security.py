@@ -21,7 +21,7 @@ from walstream.node.api import sasl as api
 from walstream.node.context import Context
 from walstream.node.credentials import make_credential
 from walstream.node.sasl import Exchange
-from walstream.node.security import OPEN_APIS, Security, certificate_principal, check_listener, load_secret
+from walstream.node.security import OPEN_APIS, Security, certificate_principal, check_listener, load_secret, names_host
 
 ALICE = make_credential("wonderland", "SCRAM-SHA-256", 4096, b"alice's salt")
 RULE = AclRule(principal="alice", kind="topic", operations=("read",))
@@ -177,6 +177,31 @@ def client_context(authority: Authority, pair: Pair | None = None) -> ssl.SSLCon
     if pair:
         context.load_cert_chain(pair.certificate, pair.key)
     return context
+
+
+@pytest.mark.parametrize(
+    ("host", "is_named"),
+    [
+        ("localhost", True),
+        ("LOCALHOST", True),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("a.nodes.example", True),
+        ("nodes.example", False),
+        ("a.b.nodes.example", False),
+        ("127.0.0.2", False),
+        ("local", False),
+        ("node", False),
+    ],
+)
+def test_hosts_that_a_certificate_names(authority: Authority, server: Pair, host: str, is_named: bool) -> None:
+    security = Security(tls(server, tls_client_ca=authority.certificate))
+    assert security.tls is not None
+    pair = authority.client("node", "/CN=node", "DNS:localhost,DNS:*.nodes.example,IP:127.0.0.1,IP:::1")
+    certificate = shake_hands(security.tls, client_context(authority, pair))
+    assert certificate is not None
+    assert names_host(certificate, host) is is_named
+    assert not names_host({}, host)
 
 
 @pytest.mark.parametrize(

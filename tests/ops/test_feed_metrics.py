@@ -82,18 +82,20 @@ async def test_series_are_bounded_and_the_slowest_have_theirs(tmp_path: Path, mo
         assert found["walstream_feed_streams"] == {"": 8.0}
 
 
-async def test_one_that_has_left_is_still_behind(tmp_path: Path) -> None:
-    """What the log keeps for it grows while it is away: that is when the alert has to come."""
+async def test_one_that_has_left_or_acknowledges_nothing_is_still_behind(tmp_path: Path) -> None:
+    """What the log keeps for it grows all the while: that is when the alert has to come."""
     async with served(tmp_path, await log_of(50)) as feed:
         call = feed.subscribe(start_lsn="oldest", subscriber_id="here", credit_entries=10)
         await call.read()
         whole = view(feed)
-        for name, entries in (("gone", 2_000_000), ("here", 7)):
+        silent = feed.subscribe(start_lsn="oldest", subscriber_id="silent")
+        await silent.read()
+        for name, entries in (("gone", 2_000_000), ("here", 7), ("silent", 3_000_000)):
             whole.retention.lags.append(Lag(Subscriber("admin", "", name), entries, 0))
         found = samples(FeedExporter(whole).render().decode())
-        assert found["kdb_wal_subscriber_lag_lsn"] == {"gone": 2_000_000.0, "here": 40.0}
+        assert found["kdb_wal_subscriber_lag_lsn"] == {"gone": 2_000_000.0, "here": 40.0, "silent": 3_000_000.0}
         assert found["walstream_feed_subscriber_lag_entries"] == found["kdb_wal_subscriber_lag_lsn"]
-        assert set(found["kdb_wal_queue_depth"]) == {"here"}
+        assert set(found["kdb_wal_queue_depth"]) == {"here", "silent"}
 
 
 async def test_nobody_can_be_taken_for_a_tenants_subscriber(tmp_path: Path) -> None:

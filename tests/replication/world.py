@@ -144,9 +144,6 @@ class Node:
     def _ReturnCredit(self, effect: fx.ReturnCredit) -> None:
         self.credit -= effect.bytes_count
 
-    def _CloseLink(self, effect: fx.CloseLink) -> None:
-        raise AssertionError(effect)
-
     def _Lead(self, effect: fx.Lead) -> None:
         def lead() -> None:
             if effect.token == self.manager._ctx.token:

@@ -85,14 +85,15 @@ class ReplicationConfig(Section):
     """How long a new link may take to connect, authenticate and agree on a version."""
 
     reconnect_delay_ms: int = Field(default=30_000, ge=10)
-    """The longest a leader waits before it dials a follower again: waits begin short, double, and vary by chance."""
+    """What a leader waits before it dials a follower again: waits begin short, double up to this, and are longer by up
+    to half, by chance."""
 
     secret_env: str = ""
     """Name of the environment variable with the secret that all nodes share. Empty: no secret is asked for."""
 
     tls_certificate: str = ""
     """PEM file of the node's certificate chain. With `tls_key` and `tls_ca` it turns TLS on, with certificates on both
-    sides."""
+    sides, each naming the host of its node's address in `nodes`."""
 
     tls_key: str = ""
     """PEM file of the certificate's private key."""
@@ -118,6 +119,9 @@ class ReplicationConfig(Section):
 
     scrub_bytes_per_s: int = Field(default=4 * MIB, ge=0)
     """How fast stored batches are read again and their checksums compared, in the background; 0: never."""
+
+    scrub_interval_ms: int = Field(default=3_600_000, ge=0)
+    """From the beginning of one such round over all partitions to that of the next, at least: it may take longer."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol, TypeVar
 
 from walstream.log.group_commit import FlushThread, GroupCommit
@@ -38,11 +39,17 @@ class Driver(Protocol):
 class ThreadDriver:
     """Threads for flushes, for housekeeping and for what takes long; completions go through `post`.
 
-    In a node `post` is the event loop's `call_soon_threadsafe`.
+    In a node `post` brings a callback to the event loop, and `mark_writes` sees to it that the writes of a turn of the
+    loop are released at its end.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        mark_writes: Callable[[GroupCommit], None] | None = None,
+    ) -> None:
         self.post = post
+        self._mark_writes = mark_writes
         self._jobs = ThreadPoolExecutor(1, "walstream-housekeeping")
         self._long_jobs = ThreadPoolExecutor(1, "walstream-compaction")
         self._flush: FlushThread | None = None
@@ -50,6 +57,8 @@ class ThreadDriver:
 
     def start(self, commit: GroupCommit) -> None:
         """Start the flush thread."""
+        if self._mark_writes is not None:
+            commit.on_gathering = partial(self._mark_writes, commit)
         self._flush = FlushThread(commit, self.post)
 
     def run(self, job: Callable[[], T], done: Done[T]) -> None:

@@ -78,8 +78,12 @@ def _may_leave_gap(data: bytes | memoryview, start: int, header: BatchHeader, ex
     return after is None or after.base_offset >= header.next_offset
 
 
-def place_around_damage(source: Source, base_offset: int, offset: int, *, dense: bool) -> Place:
-    """Return where the first batch stands that ends at or after `offset`, or what keeps it from being found."""
+def place_around_damage(source: Source, base_offset: int, offset: int, *, dense: bool, end: int = OFFSET_MAX) -> Place:
+    """Return where the first batch stands that ends at or after `offset`, or what keeps it from being found.
+
+    `end` is where the segment's offsets end, if that is known. No checksum covers a batch's offset: one that says after
+    damage that it belongs further on is damaged itself, and the damage goes on behind it.
+    """
     position, expected, wanted = 0, base_offset, 4 * SCAN_BYTES
     while True:
         data, is_rest = source(position, wanted)
@@ -95,7 +99,7 @@ def place_around_damage(source: Source, base_offset: int, offset: int, *, dense:
             continue
         if not data:
             return Place(position, 0, expected)
-        following = next_batch(data, header.length if header else 1, _at_or_after(expected))
+        following = next_batch(data, header.length if header else 1, _within(expected, end))
         if following is None and not is_rest:
             wanted *= 2
             continue
@@ -106,8 +110,8 @@ def place_around_damage(source: Source, base_offset: int, offset: int, *, dense:
         expected = following[1].base_offset
 
 
-def _at_or_after(offset: int) -> Callable[[BatchHeader], bool]:
-    return lambda header: header.base_offset >= offset
+def _within(start: int, end: int) -> Callable[[BatchHeader], bool]:
+    return lambda header: start <= header.base_offset and header.last_offset < end
 
 
 def headers_in(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader] | Place]:
@@ -159,7 +163,7 @@ def _next_in(file: File, position: int, end: int, floor: int) -> tuple[Place, in
     wanted = 4 * SCAN_BYTES
     while True:
         data, is_rest = pieces(file, end, position, wanted)
-        found = next_batch(data, 0, _at_or_after(floor))
+        found = next_batch(data, 0, _within(floor, OFFSET_MAX))
         if found is not None:
             after = found[1].base_offset
             return Place(position - 1, 0, floor, (floor, after), after), position + found[0]

@@ -2,7 +2,8 @@
 
 One row about every `INTERVAL_BYTES` of log says: the batch at `position` begins at `offset`, and everything before it
 carries timestamps no later than `earlier_timestamp`. The last column only grows, so one bisection answers both
-questions; the reader then walks batch headers for at most an interval.
+questions; the reader then walks batch headers for at most an interval. Who follows the end of the log reads a batch or
+two at a time and would walk further than it reads, so the last few batches are known one by one, in memory only.
 
 An index file is a hint that can always be made again from its segment: it is written without fsync, carries a
 checksum, and `covered` tells how much of the segment it speaks for. A file that does not check is as good as none.
@@ -19,6 +20,9 @@ from crc32c import crc32c
 INTERVAL_BYTES = 16 * 1024
 """A reader walks at most this much beyond the row it found: about 20 µs of headers, for 64 KiB of rows per GiB."""
 
+RECENT_MAX = 8
+"""Batches that are known one by one: as many as come while a reader that keeps up has its turn. About 1 KB."""
+
 NO_TIMESTAMP = -1
 
 _HEADER = struct.Struct(">4sIQqqQI")
@@ -32,6 +36,7 @@ class Index:
         "_last_indexed",
         "_offsets",
         "_positions",
+        "_recent",
         "_times",
         "covered",
         "max_timestamp",
@@ -43,6 +48,8 @@ class Index:
         self._positions = array("q")
         self._times = array("q")
         self._last_indexed = -INTERVAL_BYTES
+        self._recent: dict[int, int] = {}
+        """Positions of the last batches by their first offsets."""
         self.covered = 0
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = -1
@@ -50,10 +57,14 @@ class Index:
     def note(self, base_offset: int, last_offset: int, position: int, length: int, max_timestamp: int) -> None:
         """Take in the next batch of the segment."""
         if position - self._last_indexed >= INTERVAL_BYTES:
-            self._offsets.append(base_offset)
+            # Positions first: another thread may search the others meanwhile, and then looks here.
             self._positions.append(position)
+            self._offsets.append(base_offset)
             self._times.append(self.max_timestamp)
             self._last_indexed = position
+        self._recent[base_offset] = position
+        if len(self._recent) > RECENT_MAX:
+            del self._recent[next(iter(self._recent))]
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
@@ -66,6 +77,8 @@ class Index:
 
     def row_for_offset(self, offset: int) -> tuple[int, int | None]:
         """Return (position, offset) of a batch at or before the one that holds `offset`; offset None: the first one."""
+        if (position := self._recent.get(offset)) is not None:
+            return position, offset
         row = bisect_right(self._offsets, offset) - 1
         return (self._positions[row], self._offsets[row]) if row >= 0 else (0, None)
 
@@ -91,6 +104,7 @@ class Index:
         """Forget the rows from `position` on. The largest timestamp may then be one that is gone: it is a bound."""
         while self._positions and self._positions[-1] >= position:
             del self._offsets[-1], self._positions[-1], self._times[-1]
+        self._recent.clear()
         self._last_indexed = self._positions[-1] if self._positions else -INTERVAL_BYTES
         self.covered = min(self.covered, position)
 

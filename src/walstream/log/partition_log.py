@@ -186,18 +186,24 @@ class PartitionLog(KeptLog):
         self._enqueue(batches.parse_header(batch), batch, now_ms)
         return Appended(self.log_end - header.record_count, self.log_end - 1, append_time_ms, self.log_start)
 
-    def resolve(self) -> tuple[int, int] | None:
+    @property
+    def newest_ms(self) -> int:
+        """The latest append time of what is visible and was appended here since the start; -1: nothing was."""
+        return self._stamps.visible_ms
+
+    def resolve(self, *, is_newest: bool = False) -> tuple[int, int] | None:
         """Return an offset and a time: every record at or after the offset, now and for ever, has a later append time.
 
-        Only for the leader. None if the topic has no append time, while a new leader does not know the stamps of what
-        it began with, and where the files could not be opened. Asked very often: touches no disk unless the clock has
-        outrun its reservation.
+        `is_newest`: who asks knows of no later record. Only for the leader. None if the topic has no append time, while
+        a new leader does not know the stamps of what it began with, and where the files could not be opened. Asked very
+        often: touches no disk unless the clock has outrun its reservation.
         """
         assert self.is_leader, "only a leader stamps"
         if not self.settings.append_time or self.failure is not None:
             return None
         end = self.high_watermark
-        resolved_ms = self._stamps.resolve(self._shared.now_ms(), end, is_alone=not self.replicated)
+        is_alone = not self.replicated
+        resolved_ms = self._stamps.resolve(self._shared.now_ms(), end, is_alone=is_alone, is_newest=is_newest)
         return None if resolved_ms is None else (end, resolved_ms)
 
     def _enqueue(self, header: BatchHeader, batch: memoryview, now_ms: int) -> None:

@@ -130,7 +130,9 @@ def recover(
     if clean and segments[-1].base_offset == known.segment and segments[-1].size == known.position:
         segments[-1].synced_offset = known.offset
     else:
-        Scan(disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, now_ms).run(known)
+        durable_end = max(known.durable_end, known.high_watermark)
+        scan = Scan(disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, now_ms, durable_end)
+        scan.run(known)
     if found.log_end < found.log_start:
         _begin_at_the_start(disk, folder, found, open_files)
     found.is_unclean = known.is_unclean or found.log_end < max(known.durable_end, known.high_watermark)

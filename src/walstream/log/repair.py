@@ -50,7 +50,7 @@ def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: i
     end = log_end if is_last else segments[number + 1].base_offset
     if segment.size:
         source = partial(pieces, segment.file, segment.durable_size)
-        place = place_around_damage(source, segment.base_offset, start, dense=True)
+        place = place_around_damage(source, segment.base_offset, start, dense=True, end=end)
     else:
         place = Place(0, 0, segment.base_offset)
     if place.length:
@@ -69,7 +69,7 @@ def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: i
     if place.following is None:
         length = segment.durable_size - place.position if is_last else None
         return Gap(segment, place.position, length, place.expected, end)
-    following = place_around_damage(source, segment.base_offset, place.following, dense=True)
+    following = place_around_damage(source, segment.base_offset, place.following, dense=True, end=end)
     return Gap(segment, place.position, following.position - place.position, place.expected, place.following)
 
 

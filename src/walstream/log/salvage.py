@@ -44,6 +44,30 @@ def next_batch(data: bytes | bytearray, start: int, takes: Takes) -> tuple[int, 
     return first
 
 
+def has_not_come(data: bytes, expected: int) -> bool:
+    """Tell whether bytes that do not check, up to a sound batch, were left out of a write, rather than spoilt since.
+
+    A power cut takes some pages of a write and leaves others. Those that a file grew by and that never came are zeros:
+    where a batch must begin, no rot leaves a header of zeros. `data` begins where `expected` does. A length that has
+    rotted leads anywhere, perhaps to zeros inside a record; then the batch checks without it.
+    """
+    if check_crc(data, 0, len(data)):
+        return False
+    position = 0
+    while position + HEADER_BYTES <= len(data):
+        if not any(data[position : position + HEADER_BYTES]):
+            return True
+        try:
+            header = parse_header(data, position)
+        except CorruptBatch:
+            return False
+        if header.base_offset != expected:
+            return False
+        position += header.length
+        expected = header.next_offset
+    return False
+
+
 def _is_borne_out(data: bytes | bytearray, position: int, header: BatchHeader) -> bool:
     """Tell whether what comes after a batch speaks for it: nothing, or another that continues it."""
     following = position + header.length

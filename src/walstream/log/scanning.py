@@ -9,7 +9,11 @@ Owns what happens to each byte that is read:
 - bytes that do not check with sound batches after them are damage to what may have been acknowledged: kept aside and
   reported, never served, and never cut, because a cut would take the sound batches with it;
 - bytes that do not check at the very end are a torn write nobody was told about: they are cut, and so are the files
-  that such a write began.
+  that such a write began;
+- and so is all from where such a write has a hole: pages that never came, in what was not known to be durable. One
+  flush ends before the next one begins, so nobody was told of anything behind it either (or only where a topic
+  acknowledges before fsync, which promises nothing after a power cut). Kept as damage it would be damage that no
+  replica could repair.
 
 Blocks.
 """
@@ -28,7 +32,7 @@ from walstream.log.disk import Disk
 from walstream.log.finding import SCAN_BYTES
 from walstream.log.index import Index
 from walstream.log.journal import Redo
-from walstream.log.salvage import next_batch, sound_at
+from walstream.log.salvage import has_not_come, next_batch, sound_at
 from walstream.log.segment import OpenFiles, Segment
 
 if TYPE_CHECKING:
@@ -49,6 +53,8 @@ class Scan:
     epoch_max: int
     is_compacted: bool
     now_ms: int
+    durable_end: int
+    """Everything below was known to be durable, or visible: nothing of it is a write that was torn."""
 
     def run(self, known: PartitionCheckpoint) -> None:
         """Check everything from the checkpoint on, then append what only the journal has."""
@@ -170,7 +176,7 @@ class Scan:
         liar = sound_at(rest, 0)  # Its content is whole, but it says that it belongs elsewhere.
         start = liar.length if liar is not None else 1
         following = next_batch(rest, start, lambda header: rule.takes_after_damage(header, found.log_end))
-        if following is not None:
+        if following is not None and not self._is_torn(rest[: following[0]], end):
             start, header = following
             self._note_damage(header.base_offset)
             segment.index.covered = position + start
@@ -184,6 +190,16 @@ class Scan:
             file.truncate(position)
         segment.size = position
         return position
+
+    def _is_torn(self, damaged: bytes, end: int) -> bool:
+        """Tell whether bytes that do not check, with a sound batch after them, are the hole in a write that was torn.
+
+        Not if the next segment was begun, or the journal has what comes later: both wait for all before to be durable.
+        """
+        expected = self.found.log_end
+        if end != OFFSET_MAX or expected < self.durable_end or any(offset > expected for offset in self.redo):
+            return False
+        return has_not_come(damaged, expected)
 
     def _note_damage(self, up_to: int) -> None:
         found = self.found

@@ -82,6 +82,7 @@ class LogStore:
         new_id: Callable[[], UUID] = uuid4,
         replicated: bool = False,
         scrub_bytes_per_s: int = 0,
+        scrub_interval_s: int = 0,
     ) -> None:
         """Open the partitions. `replicated`: the node is one of several, and others say what it leads."""
         self.disk = disk
@@ -96,7 +97,7 @@ class LogStore:
         self._driver = driver
         self._trash = Trash(disk, folder, new_id)
         self._rounds = Rounds(Cleaner(disk, self.open_files, compaction_keys_max), driver, self.save_checkpoint)
-        self.scrub = Scrub(scrub_bytes_per_s, driver, lambda: self.partitions.values())
+        self.scrub = Scrub(scrub_bytes_per_s, scrub_interval_s, driver, lambda: self.partitions.values())
         self.producers_max = producers_max
         self._producer_expiry_ms = producer_expiry_ms
         self._checkpoint_interval_ms = checkpoint_interval_ms

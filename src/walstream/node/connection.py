@@ -1,9 +1,10 @@
 """One client's connection: frames in, responses out in the order of the requests, and a bound on everything between.
 
 Produce requests are pipelined: each is appended the moment it has arrived, and its response waits in a `Slot` for the
-disk. Any other request is handled alone, by one task; frames behind it wait and nothing more is read. Reading also
-stops while the node holds as many request bytes as it may, and handling stops while the client does not read its
-responses. So the memory of a connection is bounded by what it is owed and what it sent last.
+disk; those that one flush has made durable leave in one write. Any other request is handled alone, by one task; frames
+behind it wait and nothing more is read. Reading also stops while the node holds as many request bytes as it may, and
+handling stops while the client does not read its responses. So the memory of a connection is bounded by what it is
+owed and what it sent last.
 
 This module owns the transport and the order of responses. It does not know what a request means (`node/dispatch.py`)
 nor how bytes become frames (`node/framing.py`). Deadlines are checked from outside, by `check`.
@@ -26,6 +27,7 @@ from walstream.node.wire import Buffer
 
 if TYPE_CHECKING:
     from walstream.node.sasl import Exchange
+    from walstream.node.turns import Turns
     from walstream.ops.metrics import Metrics
 
 log = logs.get(__name__)
@@ -66,6 +68,7 @@ class Host(Protocol):
     scratch: memoryview
     budget: Budget
     unsent: Budget
+    turns: Turns
 
     def admit(self, connection: Connection) -> bool:
         """Take a new connection in, unless there are too many."""
@@ -86,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._receiver = Receiver(host.scratch, host.budget, host.limits.request_bytes_max)
         self._transport = cast(asyncio.Transport, None)
-        self._slots = Slots(self._loop, self.send_filled)
+        self._slots = Slots(self._loop, self._filled)
         self._task: asyncio.Task[None] | None = None
         self._unsent_bytes = 0
         self._is_reading = True
@@ -213,6 +216,7 @@ class Connection(asyncio.BufferedProtocol):
         self._host.budget.give(held_bytes(frame))
         self._limit_requests()
         slot.fill(response)
+        self.send_filled()
         self._go_on()
 
     def has_room(self) -> bool:
@@ -246,6 +250,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     # Sending
+
+    def _filled(self) -> None:
+        """Hear that a response is ready: it is sent with the others that become so in the same turn, in one write."""
+        self._host.turns.mark_connection(self)
 
     def send_filled(self) -> None:
         """Send the responses at the head of the order that are ready."""

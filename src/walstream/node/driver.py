@@ -53,9 +53,6 @@ class Links(Protocol):
     def return_credit(self, peer: NodeId, bytes_count: int) -> None:
         """Let a leader send this much more."""
 
-    def close(self, peer: NodeId, reason: str, *, is_outgoing: bool) -> None:
-        """Say why, and end the link."""
-
 
 class Host(Protocol):
     """What a replica needs of the node."""
@@ -120,7 +117,9 @@ class Replica:
         self._host = host
         self._events: deque[on.Event] = deque()
         self._is_handling = False
-        self._is_awaited = self._has_become_durable = False
+        self.is_awaited = False
+        """Whether somebody waits for followers to have what was appended in this turn."""
+        self._has_become_durable = False
         partition.listener = self
 
     def start(self, state: PartitionState | None) -> None:
@@ -173,8 +172,8 @@ class Replica:
 
     def look(self) -> None:
         """Tell the core what has happened to the log since the last turn."""
-        if self._is_awaited:
-            self._is_awaited = False
+        if self.is_awaited:
+            self.is_awaited = False
             self.feed(_APPENDED)
         if self._has_become_durable:
             self._has_become_durable = False
@@ -192,8 +191,8 @@ class Replica:
 
     def awaited(self) -> None:
         """Hear that somebody waits for other replicas."""
-        if not self._is_awaited:
-            self._is_awaited = True
+        if not self.is_awaited:
+            self.is_awaited = True
             self._host.mark(self)
 
     def became_durable(self) -> None:
@@ -234,9 +233,6 @@ class Replica:
 
     def _return_credit(self, effect: do.ReturnCredit) -> None:
         self._host.links.return_credit(effect.peer, effect.bytes_count)
-
-    def _close_link(self, effect: do.CloseLink) -> None:
-        self._host.links.close(effect.peer, effect.reason, is_outgoing=effect.is_outgoing)
 
     # ── effects on the log ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -404,7 +400,6 @@ DOING: dict[type, Callable[[Replica, Any], None]] = {
     do.Send: Replica._send,
     do.SendData: Replica._send_data,
     do.ReturnCredit: Replica._return_credit,
-    do.CloseLink: Replica._close_link,
     do.Lead: Replica._lead,
     do.Follow: Replica._follow,
     do.StopRole: Replica._stop_role,

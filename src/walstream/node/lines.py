@@ -16,8 +16,8 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from walstream.log.disk import Buffer
 
@@ -219,6 +219,8 @@ class TlsLine(asyncio.BufferedProtocol):
     def __init__(self, made: Callable[[TlsLine], Owner | None]) -> None:
         """Take what makes the owner of a new connection; None: it is closed again."""
         self.peer = ""
+        self.certificate: Mapping[str, Any] = {}
+        """What the peer has shown, as `ssl` describes it."""
         self._made = made
         self._owner: Owner | None = None
         self._transport = cast(asyncio.Transport, None)
@@ -227,6 +229,7 @@ class TlsLine(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self.peer = _name(transport.get_extra_info("peername"))
+        self.certificate = transport.get_extra_info("peercert") or {}
         self._owner = self._made(self)
         if self._owner is None:
             self._transport.abort()

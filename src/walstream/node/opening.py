@@ -6,9 +6,7 @@ settings. Opening recovers the log and therefore takes the time that recovery ta
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from walstream.cluster.local import ANY_PRODUCER_ID, Catalogue
@@ -18,10 +16,11 @@ from walstream.log.disk import OsDisk
 from walstream.log.driver import ThreadDriver
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
+from walstream.node.turns import Turns
 
 
-def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> tuple[Catalogue, LogStore]:
-    """Open the catalogue and the log of a folder that is locked; completions of the log run on `loop`."""
+def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, LogStore]:
+    """Open the catalogue and the log of a folder that is locked, to be used in turns of the loop."""
     disk = OsDisk()
     cluster, node_id = config.replication, config.node.node_id
     catalogue = Catalogue(
@@ -36,7 +35,7 @@ def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> t
         disk,
         folder,
         catalogue,
-        ThreadDriver(_poster(loop)),
+        ThreadDriver(turns.post, turns.mark_writes),
         now_ms,
         journal_bytes_max=config.log.journal_bytes_max,
         checkpoint_interval_ms=config.log.checkpoint_interval_ms,
@@ -47,6 +46,7 @@ def open_log(config: Config, folder: Path, loop: asyncio.AbstractEventLoop) -> t
         replicated=cluster.is_cluster,
         # Alone there is nobody to fetch a rotten batch from, and reads find it early enough.
         scrub_bytes_per_s=cluster.scrub_bytes_per_s if cluster.is_cluster else 0,
+        scrub_interval_s=cluster.scrub_interval_ms // 1000,
     )
     return catalogue, store
 
@@ -66,10 +66,3 @@ def topic_defaults(config: Config) -> TopicSettings:
 def now_ms() -> int:
     """Return the wall clock in milliseconds."""
     return time.time_ns() // 1_000_000
-
-
-def _poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    def post(callback: Callable[[], None]) -> None:
-        loop.call_soon_threadsafe(callback)
-
-    return post

@@ -4,7 +4,7 @@
 the loop's turn, so that many travel in one frame and one system call. Data waits in one line for all partitions, each
 of which has at most one request in it, so that they take turns; it is read from the log only when there is credit and
 room for it, and so a follower that lags costs no memory, however much it lags. Where a range of the log lies in a
-file that no longer changes, the kernel sends it from there.
+file that no longer changes, the kernel sends it from there, unseen; what the follower then asks for again is read.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class PeerLink:
         self._line_up: deque[Replica] = deque()
         self._requests: dict[Replica, tuple[SendData, Chunk | SealedRange | None]] = {}
         """What each replica wants to send; with what was read for it and waits for credit, a frame's bytes at most."""
+        self._files_end: dict[Replica, int] = {}
+        """Up to which offset each was sent files."""
         self._sent: list[tuple[Replica, on.DataSent]] = []
         """What the core is to be told when the other links have sent theirs: nobody's disk waits for it."""
         self._reads = 0
@@ -266,8 +268,11 @@ class PeerLink:
             self._is_starved = True  # Until one of the reads is done.
             return None
         self._reads += 1
+        # Who asks again for what it was sent as a file did not take it: perhaps it has rotted, which nobody noticed
+        # here, because nobody looked at it. So now it is read, and checked.
+        as_file = self._can_send_files and request.offset >= self._files_end.get(replica, 0)
         self._host.run_blocking(
-            lambda: self._read(partition, request.offset, bytes_max),
+            lambda: self._read(partition, request.offset, bytes_max, as_file=as_file),
             lambda found, error: self._read_done(replica, request, found, error),
         )
         return None
@@ -277,8 +282,9 @@ class PeerLink:
         is_plain = self.link.settings.compression is PayloadCompression.NONE
         return is_plain and self.line is not None and self.line.can_send_files
 
-    def _read(self, partition: PartitionLog, offset: int, bytes_max: int) -> Chunk | SealedRange:
-        found = partition.sealed_range(offset, bytes_max) if self._can_send_files else None
+    @staticmethod
+    def _read(partition: PartitionLog, offset: int, bytes_max: int, *, as_file: bool) -> Chunk | SealedRange:
+        found = partition.sealed_range(offset, bytes_max) if as_file else None
         return found or partition.read_replica_blocking(offset, bytes_max)
 
     def _read_done(
@@ -317,6 +323,7 @@ class PeerLink:
             assert isinstance(found.file, OsFile)
             self._write([link.send_data_head(message, size)])
             self.line.send_file(FileRange(found.file.descriptor, found.position, found.length, found.file))
+            self._files_end[replica] = found.next_offset
             self.sent_bytes += size
         else:
             message.batches = found.buffers

@@ -2,8 +2,8 @@
 
 A node dials every other node when it leads something or is the controller, and keeps dialling; it takes links from
 leaders at `replication.listen`. Between two nodes there is at most one link in each direction: a new one takes the
-place of the old. Links are TLS with certificates on both sides, or prove a shared secret, or (on loopback, or where the
-operator wrote `allow_insecure`) neither.
+place of the old. Links are TLS with certificates on both sides, each that of the very node, or prove a shared secret,
+or (on loopback, or where the operator wrote `allow_insecure`) neither.
 
 Knows links and connections; what the messages mean is decided in `replicas.py`, what the bytes are in
 `replication/wire`.
@@ -18,17 +18,18 @@ import secrets
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from walstream import logs
 from walstream.config import ClusterNode, ReplicationConfig, SecurityConfig
-from walstream.errors import ConfigError, ConnectionLost, UnreachableError, WalstreamError
+from walstream.errors import ConfigError, ConnectionLost, UnreachableError
 from walstream.node.addresses import split_address
 from walstream.node.lines import PlainLine, TlsLine
 from walstream.node.peer_links import PeerLink
-from walstream.node.security import check_listener
+from walstream.node.security import Certificate, check_listener, names_host
 from walstream.replication.wire import version_1
 from walstream.replication.wire.authentication import NONCE_BYTES, Authentication
 from walstream.replication.wire.data import PayloadCompression
@@ -136,19 +137,18 @@ class Peers:
             connected.close()
 
     def _accept_tls(self, line: TlsLine) -> PeerLink | None:
-        link = self._make_incoming()
+        link = self._make_incoming(partial(_certifies, line.certificate, self._config.nodes))
         if link is not None:
             link.begin(line)
         return link
 
-    def _make_incoming(self) -> PeerLink | None:
+    def _make_incoming(self, certifies: Callable[[NodeId], bool] | None = None) -> PeerLink | None:
         if sum(not link.is_outgoing for link in self._all) >= INCOMING_MAX:
             log.warning("a link was refused: there are too many", links=len(self._all))
             return None
         now_ms = self._host.clock_ms()
-        link = PeerLink(
-            self._host, FollowerLink(self._settings, secrets.token_bytes(NONCE_BYTES), now_ms), is_outgoing=False
-        )
+        machine = FollowerLink(self._settings, secrets.token_bytes(NONCE_BYTES), now_ms, certifies)
+        link = PeerLink(self._host, machine, is_outgoing=False)
         self._all.add(link)
         return link
 
@@ -295,12 +295,6 @@ class Peers:
         if link is not None:
             link.released(bytes_count)
 
-    def close(self, peer: NodeId, reason: str, *, is_outgoing: bool) -> None:
-        """Say why, and end the link."""
-        link = (self.outgoing if is_outgoing else self.incoming).get(peer)
-        if link is not None:
-            link.fail(WalstreamError(reason))
-
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -366,6 +360,12 @@ def _tls(config: ReplicationConfig) -> tuple[ssl.SSLContext | None, ssl.SSLConte
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)
     return contexts[0], contexts[1]
+
+
+def _certifies(certificate: Certificate, nodes: Iterable[ClusterNode], node_id: NodeId) -> bool:
+    """Tell whether a certificate is that of a node: as when it is dialled, by the host of its address."""
+    hosts = [split_address(node.replication)[0] for node in nodes if node.id == node_id]
+    return any(names_host(certificate, host) for host in hosts)
 
 
 def _refuse_password() -> str:

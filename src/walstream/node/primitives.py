@@ -43,6 +43,11 @@ class Source:
 
     def uvarint(self) -> int:
         """Read an unsigned varint of at most five bytes."""
+        position = self.position
+        if position < self.end and (value := self.buffer[position]) < 0x80:
+            # Nearly all of them: lengths of names, and of arrays with a few elements.
+            self.position = position + 1
+            return value
         value = shift = 0
         while shift < 35:
             byte = self.buffer[self.advance(1)]
@@ -91,9 +96,10 @@ class Source:
 
     def skip_tags(self) -> None:
         """Step over the tagged fields of a struct of which none is known."""
-        for _ in range(self.count(self.uvarint(), 2)):
-            self.uvarint()
-            self.advance(self.uvarint())
+        if count := self.uvarint():
+            for _ in range(self.count(count, 2)):
+                self.uvarint()
+                self.advance(self.uvarint())
 
     def finish(self) -> None:
         """Raise unless what was read filled the room it had: a tagged field must end where it says."""

@@ -12,7 +12,6 @@ What is decided elsewhere: the rules in `replication/`, effects in `driver.py`, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -66,7 +65,15 @@ to lead must not race."""
 class Replicas:
     """The replicas of a node that is one of several."""
 
-    def __init__(self, config: Config, folder: Path, store: LogStore, groups: GroupService, executor: Executor) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        store: LogStore,
+        groups: GroupService,
+        executor: Executor,
+        turns: Turns,
+    ) -> None:
         self.config = config.replication
         self.store = store
         self.node_id = store.catalogue.node_id
@@ -82,11 +89,11 @@ class Replicas:
         self._opening: set[PartitionKey] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        self.turns = Turns()
-        self.clock_ms = self.turns.clock_ms
-        self.mark = self.turns.mark
-        self.mark_link = self.turns.mark_link
-        self.wake_at = self.wake_link_at = self.turns.wake_at
+        self.clock_ms = turns.clock_ms
+        self.mark = turns.mark
+        self.mark_link = turns.mark_link
+        self.wake_at = self.wake_link_at = turns.wake_at
+        self.post = turns.post
         self._saver = ThreadPoolExecutor(1, "walstream-metadata")
         self.metadata = StaticCluster(store.disk, folder, self.node_id, store.now_ms(), self._run_saving)
         self.telling = Telling(self.config, store, self._node_joined)
@@ -113,7 +120,6 @@ class Replicas:
         self.links.stop()
         for replica in self.replicas.values():
             replica.close()
-        self.turns.stop()
         if self._telling is not None:
             self._telling.cancel()
         self._saver.shutdown(wait=False)
@@ -349,11 +355,6 @@ class Replicas:
 
         if not self._is_stopped:
             executor.submit(work)
-
-    def post(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop. May be called on any thread."""
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-            self._loop.call_soon_threadsafe(callback)
 
     def refresh(self, replica: Replica, epoch: int) -> None:
         """Read a record again, because somebody knows a newer epoch; a configured leader takes one above it."""

@@ -16,7 +16,7 @@ import secrets
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from walstream.config import SecurityConfig
 from walstream.errors import AuthenticationFailed, ConfigError, UnsupportedMechanism
@@ -24,7 +24,20 @@ from walstream.node import sasl
 from walstream.node.acl import ANONYMOUS, CLUSTER, Authorizer, Principal
 from walstream.node.credentials import HASHES, PLAIN, Credentials
 
-__all__ = ["ANONYMOUS", "CLUSTER", "Authorizer", "Principal", "Security", "certificate_principal", "check_listener"]
+__all__ = [
+    "ANONYMOUS",
+    "CLUSTER",
+    "Authorizer",
+    "Certificate",
+    "Principal",
+    "Security",
+    "certificate_principal",
+    "check_listener",
+    "names_host",
+]
+
+Certificate: TypeAlias = Mapping[str, Any]
+"""A verified certificate, as `ssl` describes it."""
 
 TLS = "TLS"
 """The mechanism of a principal that showed a client certificate."""
@@ -97,9 +110,20 @@ def check_listener(host: str, config: SecurityConfig) -> None:
         )
 
 
-def certificate_principal(certificate: Mapping[str, Any]) -> Principal:
-    """Return the principal of a verified client certificate, as `ssl` describes it: its common name, or else its first
-    alternative name."""
+def names_host(certificate: Certificate, host: str) -> bool:
+    """Tell whether a certificate has this host among its names; `*` may stand for the first part of one."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        first, _, rest = host.lower().partition(".")
+        accepted = {host.lower(), f"*.{rest}"} if first and rest else {host.lower()}
+        return any(kind == "DNS" and name.lower() in accepted for kind, name in certificate.get("subjectAltName", ()))
+    names = certificate.get("subjectAltName", ())
+    return any(kind == "IP Address" and ipaddress.ip_address(name) == address for kind, name in names)
+
+
+def certificate_principal(certificate: Certificate) -> Principal:
+    """Return the principal of a client certificate: its common name, or else its first alternative name."""
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     others = [value for key, value in certificate.get("subjectAltName", ()) if key in ("DNS", "email", "URI")]
     # Two common names contradict each other, so neither counts.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import resource
 import secrets
@@ -25,7 +24,7 @@ from pathlib import Path
 import uvloop
 
 import walstream
-from walstream import logs
+from walstream import garbage, logs
 from walstream.config import Config, SecurityConfig
 from walstream.errors import ConfigError, WalstreamError
 from walstream.log.disk import DirectoryLock
@@ -40,6 +39,7 @@ from walstream.node.placement import Alone, Placement
 from walstream.node.replicas import Replicas
 from walstream.node.security import Security, check_listener, load_secret
 from walstream.node.sessions import Sessions
+from walstream.node.turns import Turns
 from walstream.ops.health import health
 from walstream.ops.http import HttpServer, Page, Pages, json_page
 from walstream.ops.metrics import Exporter, Metrics
@@ -73,10 +73,11 @@ class Node:
         self.limits = config.limits
         self.apis = APIS
         self.version = walstream.__version__
+        self.turns = Turns()
         self._lock = DirectoryLock(folder)
         try:
             self.security = Security(config.security, load_secret(folder / "secret"))
-            self.catalogue, self.store = open_log(config, folder, asyncio.get_running_loop())
+            self.catalogue, self.store = open_log(config, folder, self.turns)
         except BaseException:
             self._lock.release()
             raise
@@ -102,7 +103,7 @@ class Node:
 
     def _join_cluster(self, folder: Path) -> None:
         try:
-            self.replicas = Replicas(self.config, folder, self.store, self.groups, self.executor)
+            self.replicas = Replicas(self.config, folder, self.store, self.groups, self.executor, self.turns)
         except BaseException:
             self.store.close()
             self._lock.release()
@@ -283,6 +284,7 @@ class Node:
         await self._drain()
         if self.replicas is not None:
             self.replicas.stop()
+        self.turns.stop()
         if self._http is not None:
             await self._http.close()
         is_clean = await self._close_store()
@@ -293,6 +295,7 @@ class Node:
 
     async def _close_store(self) -> bool:
         loop = asyncio.get_running_loop()
+        self.store.commit.release()  # Here, where writes gather: closing happens on another thread.
         try:
             await loop.run_in_executor(None, self.store.close)
             await asyncio.sleep(0)  # The last completions were posted before this and run first.
@@ -340,9 +343,7 @@ async def _main(config: Config) -> int:
     node = Node(config)
     try:
         await node.start()
-        # What the node is made of lives as long as the process: collections need not look at it again.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         await stopping.wait()
     finally:
         _on_signals(_stop_at_once)

@@ -1,24 +1,23 @@
-"""The turns of the event loop in which partitions and links get their due, and the one timer for all of them.
+"""The turns of the event loop at whose ends whoever was marked gets its due, and the one timer for all of them.
 
-Whatever happens to a partition or a link only marks it; at the end of the loop's turn each marked one is called once.
-So a thousand appends make one message, and the cost of replication does not grow with the number of requests. Who
-needs the clock says when; waking is never late and may be early.
+Something that happens on the loop is followed by a turn's end before the loop waits again; what a thread has finished,
+a flush above all, is followed by it at once (`post`), so that nobody who waited for it waits for other clients'
+requests, too. Who needs the clock says when; waking is never late and may be early.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
 
 from walstream import logs
+from walstream.node.marks import Connection, Link, Marks, Partition, Writes
 from walstream.replication.context import NEVER
 
 log = logs.get(__name__)
-
-ROUNDS_MAX = 4
-"""How often in one turn those are called again who were marked by others in it; then clients have their turn."""
 
 
 class Sleeper(Protocol):
@@ -31,33 +30,12 @@ class Sleeper(Protocol):
         """Hear that time has passed."""
 
 
-class Partition(Protocol):
-    """A partition's core, as it is called here."""
-
-    def look(self) -> None:
-        """See what has happened since the last turn."""
-
-    def looked(self) -> None:
-        """Hear that the links have sent what came of it, as far as they could."""
-
-
-class Link(Protocol):
-    """A link, as it is called here."""
-
-    def serve(self) -> None:
-        """Send what waits."""
-
-    def served(self) -> None:
-        """Hear that every link has sent what waited: tell what was sent here."""
-
-
 class Turns:
     """Who is to be called, in this turn or at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._partitions: list[Partition] = []
-        self._links: dict[Link, None] = {}
+        self._marks = Marks(_guarded)
         self._is_due = False
         self._is_stopped = False
         self._heap: list[tuple[int, int, Sleeper]] = []
@@ -70,47 +48,60 @@ class Turns:
         return int(self._loop.time() * 1000)
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Wake nobody any more."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def mark_connection(self, connection: Connection) -> None:
+        """Have a connection send what is ready, at the end of this turn."""
+        self._marks.mark_connection(connection)
+        if not self._is_due:
+            self._schedule()
+
     def mark(self, partition: Partition) -> None:
-        """Call a partition in this turn. It marks itself once."""
-        self._partitions.append(partition)
+        """Have a partition look, at the end of this turn. It marks itself once."""
+        self._marks.mark(partition)
         if not self._is_due:
             self._schedule()
 
     def mark_link(self, link: Link) -> None:
-        """Call a link in this turn."""
-        self._links[link] = None
+        """Have a link send what waits, at the end of this turn."""
+        self._marks.mark_link(link)
         if not self._is_due:
             self._schedule()
+
+    def mark_writes(self, writes: Writes) -> None:
+        """Have the disk begin with what has gathered, at the end of this turn."""
+        self._marks.mark_writes(writes)
+        if not self._is_due:
+            self._schedule()
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop, as a turn of its own. May be called on any thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(self._within_turn, callback)
+
+    def _within_turn(self, callback: Callable[[], None]) -> None:
+        was_due, self._is_due = self._is_due, True
+        try:
+            callback()
+        finally:
+            self._marks.run()
+            self._is_due = was_due
+            if self._marks and not was_due:
+                self._schedule()
 
     def _schedule(self) -> None:
         self._is_due = True
         self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        looked: list[Partition] = []
-        for _ in range(ROUNDS_MAX):
-            partitions, self._partitions = self._partitions, []
-            looked += partitions
-            for partition in partitions:
-                _guarded(partition.look)
-            links, self._links = self._links, {}
-            for link in links:
-                _guarded(link.serve)
-            for link in links:
-                _guarded(link.served)
-            if not self._partitions and not self._links:
-                break
-        for partition in looked:
-            partition.looked()
+        self._marks.run()
         self._is_due = False
-        if (self._partitions or self._links) and not self._is_stopped:
+        if self._marks and not self._is_stopped:
             self._schedule()
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────

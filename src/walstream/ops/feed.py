@@ -99,9 +99,12 @@ class FeedExporter(Collector):
         ]
         sizes = GaugeMetricFamily("walstream_feed_queue_bytes", "Bytes that wait in the send queue.", labels=labels)
         connected = views(self._feed)
-        # One that has left and may come back is the one whose lag somebody should hear of.
-        behind = {lag.subscriber[1:]: lag.entries for lag in self._feed.retention.lags}
-        behind |= {(view.tenant, view.name): view.lag_entries for view in connected}
+        # By what it lacks, and by what is kept for it: who has left and may come back, and who takes everything and
+        # acknowledges nothing, are those of whom somebody should hear.
+        behind: dict[tuple[str, str], int] = {}
+        kept = [(lag.subscriber[1:], lag.entries) for lag in self._feed.retention.lags]
+        for subscriber, entries in (*kept, *(((view.tenant, view.name), view.lag_entries) for view in connected)):
+            behind[subscriber] = max(entries, behind.get(subscriber, 0))
         for subscriber in nlargest(SUBSCRIBER_SERIES_MAX, behind, key=behind.__getitem__):
             for family in lags:
                 family.add_metric(subscriber, behind[subscriber])

@@ -65,15 +65,6 @@ class ReturnCredit:
     bytes_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLink:
-    """The peer broke the protocol: say why and close the link."""
-
-    peer: NodeId
-    is_outgoing: bool
-    reason: str
-
-
 # ── the log ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -300,7 +291,6 @@ Effect: TypeAlias = (
     Send
     | SendData
     | ReturnCredit
-    | CloseLink
     | Lead
     | Follow
     | StopRole

@@ -133,7 +133,9 @@ class Session:
     @property
     def is_unfit(self) -> bool:
         """Whether the follower's copy may be neither in the ISR nor eligible."""
-        return self.must_leave or bool(self.flags & ReplicaFlag.DAMAGED) or self.comparison.differs
+        # Asked with every progress; flags are combined slowly, and there are hardly ever any.
+        is_damaged = self.flags is not ReplicaFlag.NONE and bool(self.flags & ReplicaFlag.DAMAGED)
+        return self.must_leave or is_damaged or self.comparison.differs
 
     @property
     def rewind_to(self) -> int | None:

@@ -72,7 +72,6 @@ class SimLinks:
         self._links: list[PeerLink] = []
         self._up: dict[tuple[int, bool], PeerLink] = {}
         """(peer, whether this node dialled) → its link."""
-        self._marked: list[PeerLink] = []
         self._timers: dict[PeerLink, Timer] = {}
         self._is_over = False
 
@@ -135,8 +134,7 @@ class SimLinks:
 
     def mark_link(self, link: PeerLink) -> None:
         """See to it that the link is served in this turn, once."""
-        if link not in self._marked:
-            self._marked.append(link)
+        self._node.marks.mark_link(link)
 
     def wake_link_at(self, link: PeerLink, deadline_ms: int) -> None:
         """See to it that the link's `tick` is called at that time."""
@@ -233,24 +231,6 @@ class SimLinks:
         link = self._up.get((peer, False))
         if link is not None:
             link.released(bytes_count)
-
-    def close(self, peer: int, reason: str, *, is_outgoing: bool) -> None:
-        """Say why, and end the link."""
-        link = self._up.get((peer, is_outgoing))
-        if link is not None:
-            link.fail(PeerFailed(reason))
-
-    def flush(self) -> bool:
-        """At the end of a turn: serve the links that have something to send; tell whether there were any."""
-        if not self._marked:
-            return False
-        marked, self._marked = self._marked, []
-        for link in marked:
-            if not link.is_closed:
-                link.serve()
-        for link in marked:
-            link.served()
-        return True
 
 
 def _endpoint(link: PeerLink) -> Endpoint:

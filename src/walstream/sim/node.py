@@ -25,6 +25,7 @@ from walstream.log.checkpoint import key_text
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
 from walstream.node.driver import Replica
+from walstream.node.marks import Marks
 from walstream.replication.context import NEVER
 from walstream.replication.effects import Report
 from walstream.replication.events import MetadataChanged
@@ -67,7 +68,7 @@ class SimNode(Serving):
         self.life = 0
         self.copies: dict[PartitionKey, Copy] = {}
         self._waiting: list[Callable[[], None]] = []
-        self._marked: list[Replica] = []
+        self.marks = Marks(_call)
         self._wakes: dict[PartitionKey, Timer] = {}
         self._is_running = False
 
@@ -115,7 +116,7 @@ class SimNode(Serving):
             journal_bytes_max=JOURNAL_BYTES, journal_prepared_bytes=JOURNAL_BYTES // 2,
             checkpoint_interval_ms=3_000, new_id=cluster.new_id, scrub_bytes_per_s=cluster.scenario.scrub_bytes_per_s,
         )  # fmt: skip
-        self._marked, self._wakes, self.copies = [], {}, {}
+        self.marks, self._wakes, self.copies = Marks(_call), {}, {}
         mine = self._logs_without_core()
         if static is not None:
             static.open(self._opening(log) for log in mine)
@@ -287,17 +288,8 @@ class SimNode(Serving):
                     self.cluster.checkers.recorded(copy.key, state)
 
     def _end_turn(self) -> None:
-        looked: list[Replica] = []
-        while self.is_up:
-            if self._marked:
-                marked, self._marked = self._marked, []
-                looked += marked
-                for replica in marked:
-                    replica.look()
-            elif not self.links.flush():
-                break
-        for replica in looked:
-            replica.looked()
+        while self.marks:
+            self.marks.run()
         self.driver.pump()
 
     def pause(self) -> None:
@@ -346,7 +338,7 @@ class SimNode(Serving):
 
     def mark(self, replica: Replica) -> None:
         """See to it that the replica's `look` is called in this turn, once."""
-        self._marked.append(replica)
+        self.marks.mark(replica)
 
     def wake_at(self, replica: Replica, deadline_ms: int) -> None:
         """See to it that the replica hears a tick at that time."""
@@ -433,6 +425,11 @@ class SimNode(Serving):
         self.cluster.trace(f"n{self.id}", "gets a new disk")
         self.disk.wipe()
         self.cluster.checkers.wiped(self.id)
+
+
+def _call(call: Callable[[], None]) -> None:
+    """Call one who was marked; what goes wrong is a finding."""
+    call()
 
 
 def _tell_metadata(replica: Replica, state: PartitionState) -> None:

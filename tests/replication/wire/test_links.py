@@ -242,8 +242,9 @@ def test_whoever_changes_a_word_of_the_handshake_breaks_it(place: int) -> None:
 
 def test_a_certificate_of_another_node() -> None:
     tls = {"authentication": Authentication.TLS}
-    assert Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certified_id=1).run().follower.peer is not None
-    pair = Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certified_id=7).run()
+    own = Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certifies=lambda node_id: node_id == 1).run()
+    assert own.follower.peer is not None
+    pair = Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certifies=lambda node_id: node_id == 7).run()
     assert isinstance(closed(pair.at_follower), LinkRefused)
 
 

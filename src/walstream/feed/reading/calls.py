@@ -2,22 +2,26 @@
 
 Owns the bytes of requests and of their answers; knows nothing of connections. A `Call` is what aiokafka's connection
 takes for a request of its own, so that it goes the way of all others: versions, authentication, timeouts, order. Fetch
-is written for one version, 11, which every log of these days speaks; the records of an answer are copied once. Sans-IO.
+is written in version 12 where the log speaks it, and else in 11; the records of an answer are copied once. Sans-IO.
 
 A fetch session (KIP-227) names its partitions once, and from then on only those whose place has changed: a tail that
 follows a thousand partitions says and hears about the few that have news.
+
+From version 12 on a fetch may ask for promises, too (`resolved`), in a tagged field that a walstream node answers and
+other logs pass over.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from io import BytesIO
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from walstream.errors import UnsupportedVersion
-from walstream.node.primitives import Source
+from walstream.errors import MalformedRequest, UnsupportedVersion
+from walstream.node.primitives import Source, write_uvarint
 from walstream.node.schemas import Message, schema
 from walstream.node.wire import Codec, Reply, compile_message
 from walstream.positions import TopicPartition
@@ -38,11 +42,21 @@ RESOLVED: Final = 1 << 62
 SESSION_NOT_FOUND: Final = 70
 INVALID_SESSION_EPOCH: Final = 71
 _FINAL_EPOCH: Final = -1
+_EPOCH_MAX: Final = 2**31 - 1
+
+RESOLVED_TAG: Final = 10_000
+"""Tagged field of a fetch: partitions whose resolved positions are asked for; and of its answer: these."""
+
+_FLEXIBLE_FROM: Final = 12
+_NO_TAGS: Final = b"\x00"
 
 _FETCH_HEAD: Final = Struct(">iiiibii")
 _FETCH_PARTITION: Final = Struct(">iiqqi")
+_FETCH_PARTITION_12: Final = Struct(">iiqiqix")
+"""With the epoch of what was read last, which is not known, and without tags."""
 _FETCHED_HEAD: Final = Struct(">ihi")
-_FETCHED: Final = Struct(">ihqqqi")
+_FETCHED: Final = Struct(">ihqqq")
+_POSITION: Final = Struct(">qq")
 _ABORTED: Final = Struct(">qq")
 _OFFSETS_HEAD: Final = Struct(">ib")
 _OFFSETS_PARTITION: Final = Struct(">iiq")
@@ -69,6 +83,16 @@ class Found(NamedTuple):
     code: int
     offset: int
     timestamp_ms: int
+
+
+class FetchAnswer(NamedTuple):
+    """What a fetch says."""
+
+    code: int
+    session_id: int
+    fetched: dict[TopicPartition, Fetched]
+    promised: dict[TopicPartition, Found]
+    """Resolved positions, as ListOffsets tells them; empty: the log does not tell them here."""
 
 
 class Wanted(NamedTuple):
@@ -196,7 +220,7 @@ class Session:
             self.reset()
             return not code
         self._id = session_id
-        self._epoch += 1
+        self._epoch = self._epoch % _EPOCH_MAX + 1
         return True
 
 
@@ -206,18 +230,28 @@ def fetch_call(
     wait_ms: int,
     bytes_max: int,
     session: Session | None = None,
+    promises_of: tuple[TopicPartition, ...] = (),
 ) -> Call:
-    """Ask for records. The answer is (error code, session id, what is said of each partition)."""
+    """Ask for records, and for what is promised of some partitions. The answer is a FetchAnswer."""
     session_id, epoch, named, forgotten = session.news(wanted) if session else (0, _FINAL_EPOCH, wanted, [])
+    asked, asking = _asking_for(promises_of)
 
-    def write(_: int) -> bytes:
-        parts = [_FETCH_HEAD.pack(-1, wait_ms, 1, bytes_max, READ_COMMITTED, session_id, epoch)]
-        _write_topics(parts, named, lambda index, place: _FETCH_PARTITION.pack(index, -1, place.offset, -1, place[1]))
-        _write_topics(parts, dict.fromkeys(forgotten), lambda index, _: _INT32.pack(index))
-        parts.append(b"\x00\x00")
-        return b"".join(parts)
+    def write(version: int) -> bytes:
+        is_flexible = version >= _FLEXIBLE_FROM
+        tags = _NO_TAGS if is_flexible else b""
+        out = bytearray(tags + _FETCH_HEAD.pack(-1, wait_ms, 1, bytes_max, READ_COMMITTED, session_id, epoch))
+        write_place = _write_place_12 if is_flexible else _write_place_11
+        _write_topics(out, named, write_place, is_flexible=is_flexible, tags=tags)
+        _write_topics(out, dict.fromkeys(forgotten), _write_index, is_flexible=is_flexible, tags=tags)
+        _write_length(out, 0, None if is_flexible else _INT16)  # No rack.
+        if is_flexible:
+            out += asking
+        return bytes(out)
 
-    return Call(FETCH, range(11, 12), write, _read_fetched)
+    def read(version: int, source: Source) -> FetchAnswer:
+        return _read_fetched(source, asked, is_flexible=version >= _FLEXIBLE_FROM)
+
+    return Call(FETCH, range(11, 13), write, read)
 
 
 def offsets_call(wanted: Mapping[TopicPartition, int], *, with_unreadable: bool = False) -> Call:
@@ -227,50 +261,122 @@ def offsets_call(wanted: Mapping[TopicPartition, int], *, with_unreadable: bool 
     """
 
     def write(_: int) -> bytes:
-        parts = [_OFFSETS_HEAD.pack(_DEBUGGER if with_unreadable else _CONSUMER, READ_COMMITTED)]
-        _write_topics(parts, wanted, lambda index, time_ms: _OFFSETS_PARTITION.pack(index, -1, time_ms))
-        return b"".join(parts)
+        out = bytearray(_OFFSETS_HEAD.pack(_DEBUGGER if with_unreadable else _CONSUMER, READ_COMMITTED))
+        _write_topics(out, wanted, lambda index, time_ms: _OFFSETS_PARTITION.pack(index, -1, time_ms))
+        return bytes(out)
 
     return Call(LIST_OFFSETS, range(5, 6), write, _read_found)
 
 
+def _write_place_11(index: int, place: Wanted) -> bytes:
+    return _FETCH_PARTITION.pack(index, -1, place.offset, -1, place.bytes_max)
+
+
+def _write_place_12(index: int, place: Wanted) -> bytes:
+    return _FETCH_PARTITION_12.pack(index, -1, place.offset, -1, -1, place.bytes_max)
+
+
+def _write_index(index: int, _: Any) -> bytes:
+    return _INT32.pack(index)
+
+
+@lru_cache(maxsize=64)
+def _asking_for(partitions: tuple[TopicPartition, ...]) -> tuple[Sequence[TopicPartition], bytes]:
+    """Return partitions in the order in which they are written, and the tagged fields that ask for their promises.
+
+    A tail asks for the same each time.
+    """
+    topics: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition)
+    asked = [partition for members in topics.values() for partition in members]
+    if not asked:
+        return asked, _NO_TAGS
+    field, out = bytearray(), bytearray(b"\x01")
+    _write_topics(field, dict.fromkeys(asked), _write_index, is_flexible=True)
+    write_uvarint(out, RESOLVED_TAG)
+    write_uvarint(out, len(field))
+    return asked, bytes(out + field)
+
+
 def _write_topics(
-    parts: list[bytes], partitions: Mapping[TopicPartition, Any], write: Callable[[int, Any], bytes]
+    out: bytearray,
+    partitions: Mapping[TopicPartition, Any],
+    write: Callable[[int, Any], bytes],
+    *,
+    is_flexible: bool = False,
+    tags: bytes = b"",
 ) -> None:
+    """Write partitions by their topics, each topic with these tags."""
     topics: dict[str, list[bytes]] = {}
     for (topic, index), value in partitions.items():
         topics.setdefault(topic, []).append(write(index, value))
-    parts.append(_INT32.pack(len(topics)))
+    _write_length(out, len(topics), None if is_flexible else _INT32)
     for topic, members in topics.items():
         name = topic.encode()
-        parts += (_INT16.pack(len(name)), name, _INT32.pack(len(members)), *members)
+        _write_length(out, len(name), None if is_flexible else _INT16)
+        out += name
+        _write_length(out, len(members), None if is_flexible else _INT32)
+        out += b"".join(members) + tags
 
 
-def _read_topics(source: Source) -> Iterable[str]:
+def _write_length(out: bytearray, length: int, layout: Struct | None) -> None:
+    if layout is None:
+        write_uvarint(out, length + 1)
+    else:
+        out += layout.pack(length)
+
+
+def _read_topics(source: Source, *, is_flexible: bool = False) -> Iterable[str]:
     """Yield the topic of each partition that follows, before the partition itself is read."""
-    for _ in range(source.int32()):
-        topic = source.string(source.int16())
-        for _ in range(source.int32()):
+    for _ in range(source.bytes_length(is_flexible)):
+        topic = source.string(source.string_length(is_flexible))
+        for _ in range(source.bytes_length(is_flexible)):
             yield topic
+        if is_flexible:
+            source.skip_tags()
 
 
-def _read_fetched(_: int, source: Source) -> tuple[int, int, dict[TopicPartition, Fetched]]:
+def _read_fetched(source: Source, asked: Sequence[TopicPartition], *, is_flexible: bool) -> FetchAnswer:
+    if is_flexible:
+        source.skip_tags()
     _, code, session_id = _FETCHED_HEAD.unpack_from(source.buffer, source.advance(_FETCHED_HEAD.size))
     found: dict[TopicPartition, Fetched] = {}
-    for topic in _read_topics(source):
-        index, failed, high_watermark, stable, log_start, aborted_count = _FETCHED.unpack_from(
+    for topic in _read_topics(source, is_flexible=is_flexible):
+        index, failed, high_watermark, stable, log_start = _FETCHED.unpack_from(
             source.buffer, source.advance(_FETCHED.size)
         )
-        aborted = [
-            _ABORTED.unpack_from(source.buffer, source.advance(_ABORTED.size)) for _ in range(max(aborted_count, 0))
-        ]
+        aborted = []
+        for _ in range(source.bytes_length(is_flexible)):
+            aborted.append(_ABORTED.unpack_from(source.buffer, source.advance(_ABORTED.size)))
+            if is_flexible:
+                source.skip_tags()
         source.int32()  # Another replica to read from: nobody asked for one.
-        length = max(source.int32(), 0)
+        length = max(source.bytes_length(is_flexible), 0)
         position = source.advance(length)
         records = bytes(source.buffer[position : position + length])
         end = min(high_watermark, stable) if stable >= 0 else high_watermark
         found[TopicPartition(topic, index)] = Fetched(failed, end, log_start, aborted, records)
-    return code, session_id, found
+        if is_flexible:
+            source.skip_tags()
+    return FetchAnswer(code, session_id, found, _read_promised(source, asked) if is_flexible else {})
+
+
+def _read_promised(source: Source, asked: Sequence[TopicPartition]) -> dict[TopicPartition, Found]:
+    """Read the tagged fields of an answer to a fetch. Raises MalformedRequest."""
+    promised: dict[TopicPartition, Found] = {}
+    for _ in range(source.uvarint()):
+        tag, length = source.uvarint(), source.uvarint()
+        end = source.advance(length) + length
+        if tag != RESOLVED_TAG:
+            continue
+        source.position = end - length
+        if source.uvarint() - 1 != len(asked) or end - source.position != len(asked) * _POSITION.size:
+            raise MalformedRequest(f"Of {len(asked)} partitions that were asked for, the answer tells of others.")
+        for partition in asked:
+            offset, time_ms = _POSITION.unpack_from(source.buffer, source.advance(_POSITION.size))
+            promised[partition] = Found(0, offset, time_ms)
+    return promised
 
 
 def _read_found(_: int, source: Source) -> dict[TopicPartition, Found]:

@@ -168,7 +168,7 @@ class Chunks:
         async with self._fetches:
             self._line = (self._line + 1) % LINES
             answers = await self._client.fetch(node, wanted, bytes_max=READER_BYTES, line=f"disk-{self._line}")
-            for partition, fetched in answers.items():
+            for partition, fetched in answers.fetched.items():
                 futures[partition].set_result(await self._loaded(places[partition], fetched))
 
     async def _loaded(self, place: Place, fetched: Fetched) -> Loaded:

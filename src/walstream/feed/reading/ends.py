@@ -148,7 +148,7 @@ class Ends:
             try:
                 wanted = {ENDS: Wanted(offset, _FETCH_BYTES)}
                 answers = await self._client.fetch(self._client.leader(ENDS), wanted, bytes_max=_FETCH_BYTES)
-                fetched = answers[ENDS]
+                fetched = answers.fetched[ENDS]
                 if fetched.code:
                     raise error_of(fetched.code, ENDS.topic)
             except WalstreamError as error:

@@ -25,6 +25,7 @@ from walstream.error_codes import codes
 from walstream.errors import UnknownTopic, UnreachableError, WalstreamError
 from walstream.feed.reading.calls import (
     Call,
+    FetchAnswer,
     Fetched,
     Found,
     Session,
@@ -165,20 +166,24 @@ class LogClient:
         bytes_max: int,
         wait_ms: int = 0,
         session: Session | None = None,
+        promises_of: tuple[TopicPartition, ...] = (),
         line: str = "disk",
-    ) -> dict[TopicPartition, Fetched]:
-        """Read from a node. Raises UnreachableError; what concerns one partition is said by its code."""
+    ) -> FetchAnswer:
+        """Read from a node. Raises UnreachableError; what concerns one partition is said by its code.
+
+        With promises of partitions, if the node gives them.
+        """
         for _ in range(2):
-            call = fetch_call(wanted, wait_ms=wait_ms, bytes_max=bytes_max, session=session)
+            call = fetch_call(wanted, wait_ms=wait_ms, bytes_max=bytes_max, session=session, promises_of=promises_of)
             try:
-                code, session_id, found = await self._send(node, call, line)
+                answer: FetchAnswer = await self._send(node, call, line)
             except BaseException:
                 if session is not None:
                     session.reset()
                 raise
-            if session is None or session.answered(code, session_id):
+            if session is None or session.answered(answer.code, answer.session_id):
                 break
-        return dict(found)
+        return answer
 
     async def fetch_one(self, partition: TopicPartition, offset: int, bytes_max: int, seconds: float) -> Fetched:
         """Read from one partition, at least a batch if there is one. Raises the error that stays."""
@@ -187,7 +192,7 @@ class LogClient:
             try:
                 wanted = {partition: Wanted(offset, bytes_max)}
                 answers = await self.fetch(self.leader(partition), wanted, bytes_max=bytes_max, line="offsets")
-                fetched = answers.get(partition)
+                fetched = answers.fetched.get(partition)
                 if fetched is None:
                     raise UnknownTopic(f"The log says nothing of {partition}.")
                 if fetched.code:

@@ -135,6 +135,10 @@ class Merge:
         head = self.head()
         return [strand for strand in self.strands.values() if not strand.chunks and strand.bound <= head]
 
+    def is_held_up(self) -> bool:
+        """Tell whether there is nothing that could be handed out now."""
+        return self.head() >= self._horizon()
+
     def take(self, entries_max: int = FRAME_ENTRIES, bytes_max: int = FRAME_BYTES) -> list[Run]:
         """Take out what is settled, in order, and move the position."""
         heap = [(strand.head, at, strand) for at, strand in enumerate(self.strands.values()) if strand.chunks]

@@ -90,7 +90,7 @@ class Regions:
             self._check_is_same()
             wanted = {REGIONS: Wanted(self.table.next_offset, _FETCH_BYTES)}
             answer = await self._client.fetch(self._client.leader(REGIONS), wanted, bytes_max=_FETCH_BYTES)
-            fetched = answer[REGIONS]
+            fetched = answer.fetched[REGIONS]
             if fetched.log_start > 0:
                 raise LogUnfit(
                     f"{REGIONS.topic} begins at offset {fetched.log_start}: regions were removed, so that LSNs that "

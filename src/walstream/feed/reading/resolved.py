@@ -2,9 +2,10 @@
 
 Owns the last promise of each partition, the asking, and the promises that were broken. A promise is (offset, time):
 every record from the offset on, now and for ever, is appended after the time. So whoever has read up to the offset
-knows that the next entry of the partition has an LSN above that time. Promises are asked for when somebody is held up
-for want of one, never else: an idle log is not disturbed. One question is on its way at a time; who asks meanwhile
-shares the next.
+knows that the next entry of the partition has an LSN above that time. Promises come along with the records that `tail`
+reads, where a log gives them there. Else they are asked for when somebody is held up for want of one: an idle log is
+not disturbed. One question is on its way at a time; who asks meanwhile shares the next. However a promise came, it is
+true for ever, so it is used in one way.
 
 A walstream node promises by itself, and keeps it whatever its clock does. Apache Kafka promises nothing, which is
 noticed when the feed opens. There a promise is made from what it does tell: where a partition ends, with everything
@@ -143,6 +144,15 @@ class Promises:
             self._next.add_done_callback(self._tasks.discard)
         await asyncio.shield(self._next)
 
+    def keep(self, answers: Mapping[TopicPartition, Found]) -> None:
+        """Keep what was promised, when it is news: by an answer to a question, or along with records."""
+        for partition, answer in answers.items():
+            before = self._found.get(partition)
+            if answer.code or answer.offset < 0 or answer.timestamp_ms < 0:
+                continue
+            if before is None or answer.timestamp_ms >= before.time_ms:
+                self._found[partition] = Promise(answer.offset, answer.timestamp_ms)
+
     def wait_s(self, lsn: int) -> float:
         """Return how long it makes no sense to ask whether anything can still come below an LSN."""
         if self.are_given:
@@ -192,7 +202,7 @@ class Promises:
                 return
             if any(answer.code for answer in answers.values()):
                 await self._client.refresh_quietly()
-            self._keep(answers)
+            self.keep(answers)
 
     async def _ask_node(self, wanted: set[TopicPartition]) -> Mapping[TopicPartition, Found]:
         answers = await self._client.offsets(dict.fromkeys(wanted, RESOLVED), line=LINE)
@@ -205,11 +215,3 @@ class Promises:
         time_ms = int(time.time() * 1000) - self._settle_ms
         ends = await self._client.offsets(dict.fromkeys(wanted, LATEST), line=LINE, with_unreadable=True)
         return {one: end._replace(timestamp_ms=time_ms) for one, end in ends.items()}
-
-    def _keep(self, answers: Mapping[TopicPartition, Found]) -> None:
-        for partition, answer in answers.items():
-            before = self._found.get(partition)
-            if answer.code or answer.offset < 0 or answer.timestamp_ms < 0:
-                continue
-            if before is None or answer.timestamp_ms >= before.time_ms:
-                self._found[partition] = Promise(answer.offset, answer.timestamp_ms)

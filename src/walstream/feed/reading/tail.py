@@ -4,19 +4,22 @@ Owns one long poll per leader, with all partitions that it leads, and the asking
 What comes is decoded once. At most one answer per leader waits, and a partition with much waiting is not asked for
 more: so a reader that does not go on holds little, and a busy log is read no faster than it is handed out.
 
-An entry is delayed by one question at most: partitions that have nothing are asked what they promise, all in one
-request per leader, while the next poll is already on its way. A log on which nothing happens is asked once a second,
-so that heartbeats tell how far everything is known.
+Promises ride on the polls: a node tells with the records of some partitions what it promises of the others, as it was
+when the records had been read. So where one node leads everything, an entry waits for nothing. Otherwise it is delayed
+by one question at most: partitions that hold it up and have not just been told of are asked what they promise, all in
+one request per leader, while the next poll is already on its way. A log on which nothing happens, and that tells
+nothing with its polls, is asked once a second, so that heartbeats tell how far everything is known.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from walstream.errors import WalstreamError
-from walstream.feed.reading.calls import Session, Wanted
+from walstream.feed.reading.calls import Found, Session, Wanted
 from walstream.feed.reading.chunks import READER_BYTES, Loaded, Place, decode_fetched, fetch_bytes
 from walstream.feed.reading.cursor import PAUSE_S_MAX, LogView, Pause, Reader
 from walstream.feed.reading.entries import Lane
@@ -30,9 +33,21 @@ POLL_MS_SHORT: Final = 20
 """While a partition is left out because much of it waits: it must not wait for the others' silence."""
 
 IDLE_S: Final = 1.0
-"""How often promises are asked for though nobody waits for them."""
+"""How long the position may stand before promises are asked for though nobody waits for them."""
+
+RIDES_MAX: Final = 64
+"""Promises that are asked for with each poll of a leader. On both sides together each costs three microseconds, needed
+or not. So many cost about what a question does, two messages that each wake a process: with more it is cheaper to ask
+when an entry waits."""
 
 _lines = count()
+
+
+class Polled(NamedTuple):
+    """What a poll has brought."""
+
+    found: dict[TopicPartition, tuple[Place, Loaded]]
+    promised: Mapping[TopicPartition, Found]
 
 
 class Tail(Reader):
@@ -51,10 +66,12 @@ class Tail(Reader):
         super().__init__(view, start, patterns, is_new=is_new)
         self._begin = places or {}
         self._line = f"tail-{next(_lines)}"
-        self._polls: dict[int, asyncio.Task[dict[TopicPartition, tuple[Place, Loaded]]]] = {}
+        self._polls: dict[int, asyncio.Task[Polled]] = {}
         self._sessions: dict[int, Session] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[set[TopicPartition]] | None = None
         self._asked_s = 0.0
+        self._promised: set[TopicPartition] = set()
+        """Of these something was promised last; before `_retry_at_s` it would be the same."""
         self._retry_at_s = 0.0
         self._pause = Pause(PAUSE_S_MAX)
 
@@ -87,8 +104,10 @@ class Tail(Reader):
             await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(min(wait_s, PAUSE_S_MAX))
-        await self._take_promises()
-        self._take_polls()
+        told, failure = self._take_polls()
+        await self._take_promises(told)
+        if failure is not None:
+            raise failure
 
     # Records
 
@@ -98,7 +117,14 @@ class Tail(Reader):
         wait_ms = POLL_MS if len(free) == len(self.places) else POLL_MS_SHORT
         for node, places in self._view.client.by_leader(free).items():
             if node not in self._polls:
-                self._polls[node] = asyncio.create_task(self._fetch(node, places, wait_ms))
+                rides = self._rides(node, places)
+                self._polls[node] = asyncio.create_task(self._fetch(node, places, rides, wait_ms))
+
+    def _rides(self, node: int, places: dict[TopicPartition, Place]) -> tuple[TopicPartition, ...]:
+        """Return the partitions whose promises a poll asks for, too: those that it reads, and that of regions."""
+        if not self._view.promises.are_given or len(places) >= RIDES_MAX:
+            return ()
+        return (*places, REGIONS) if node in self._view.client.by_leader({REGIONS: None}) else (*places,)
 
     def _has_room(self, partition: TopicPartition) -> bool:
         """Tell whether so little of a partition waits that it may be asked for more."""
@@ -106,17 +132,23 @@ class Tail(Reader):
         return not strand.chunks or strand.size_bytes < 2 * fetch_bytes(len(self.places))
 
     async def _fetch(
-        self, node: int, places: dict[TopicPartition, Place], wait_ms: int
-    ) -> dict[TopicPartition, tuple[Place, Loaded]]:
+        self, node: int, places: dict[TopicPartition, Place], rides: tuple[TopicPartition, ...], wait_ms: int
+    ) -> Polled:
         """Ask a leader for more, and decode what comes."""
         bytes_each = fetch_bytes(len(places))
         wanted = {one: Wanted(place.offset, bytes_each) for one, place in places.items()}
         session = self._sessions.setdefault(node, Session())
-        answers = await self._view.client.fetch(
-            node, wanted, bytes_max=READER_BYTES, wait_ms=wait_ms, session=session, line=self._line
+        answer = await self._view.client.fetch(
+            node,
+            wanted,
+            bytes_max=READER_BYTES,
+            wait_ms=wait_ms,
+            session=session,
+            promises_of=rides,
+            line=self._line,
         )
         found = {}
-        for partition, fetched in answers.items():
+        for partition, fetched in answer.fetched.items():
             place = places[partition]
             if fetched.code:
                 error = error_of(fetched.code, str(partition))
@@ -126,26 +158,30 @@ class Tail(Reader):
                 continue
             chunk = await decode_fetched(place, fetched, self._view.metrics)
             found[partition] = (place, Loaded(chunk, fetched.high_watermark, fetched.log_start))
-        return found
+        return Polled(found, answer.promised)
 
-    def _take_polls(self) -> None:
-        """Merge what has come. Raises what went wrong, when everything else is taken in."""
+    def _take_polls(self) -> tuple[set[TopicPartition], Exception | None]:
+        """Merge what has come; return the partitions of which something was promised, and what went wrong."""
+        told: set[TopicPartition] = set()
         failure: Exception | None = None
         for node, poll in list(self._polls.items()):
             if not poll.done():
                 continue
             del self._polls[node]
             try:
-                for partition, (place, loaded) in poll.result().items():
+                polled = poll.result()
+                for partition, (place, loaded) in polled.found.items():
                     try:
                         if self._take_in(partition, place, loaded):
                             self._ask_soon()
                     except Exception as error:
                         failure = _graver(failure, error)
+                # Behind the records: an entry that came too late has taken with it what was promised before.
+                self._view.promises.keep(polled.promised)
+                told |= {one for one, promise in polled.promised.items() if promise.offset >= 0}
             except WalstreamError as error:
                 failure = _graver(failure, error)
-        if failure is not None:
-            raise failure
+        return told, failure
 
     # Promises
 
@@ -156,32 +192,62 @@ class Tail(Reader):
         now_s = asyncio.get_running_loop().time()
         due_s = self._asked_s + IDLE_S
         if self.merge.buffered:
-            due_s = max(self._retry_at_s, now_s + self._view.promises.wait_s(self.merge.head()))
+            due_s = now_s + self._view.promises.wait_s(self.merge.head())
+            if self._held_up_by() <= self._promised:
+                # What was told just now would be told again.
+                due_s = max(due_s, self._retry_at_s)
         if now_s < due_s:
             return due_s - now_s
         self._asked_s = now_s
-        self._asking = asyncio.create_task(self._view.promises.ask([*self._blocked_partitions(), REGIONS]))
+        self._asking = asyncio.create_task(self._question(self._held_up_by()))
         return IDLE_S
 
-    def _blocked_partitions(self) -> list[TopicPartition]:
-        return [strand.name for strand in self.merge.blocked() if isinstance(strand.name, TopicPartition)]
+    async def _question(self, partitions: set[TopicPartition]) -> set[TopicPartition]:
+        await self._view.promises.ask(partitions)
+        return partitions
 
-    async def _take_promises(self) -> None:
-        """Apply what was promised; ask again soon if that did not help."""
-        if self._asking is None or not self._asking.done():
+    def _held_up_by(self) -> set[TopicPartition]:
+        """Return the partitions that have to promise something before the next entry, or any, can be handed out."""
+        held = {strand.name for strand in self.merge.blocked() if isinstance(strand.name, TopicPartition)}
+        return held | {REGIONS} if self.merge.limit <= self.merge.head() else held
+
+    async def _take_promises(self, told: set[TopicPartition]) -> None:
+        """Apply what came with polls or as an answer. About the same partitions nothing is asked for a while."""
+        is_answer = self._asking is not None and self._asking.done()
+        if is_answer:
+            asking, self._asking = self._asking, None
+            assert asking is not None
+            told = told | asking.result()
+        if not told:
             return
-        self._asking.result()
-        self._asking = None
+        await self._apply()
+        before, now_s = self.merge.position, asyncio.get_running_loop().time()
+        if is_held_up := self.merge.is_held_up():
+            self.merge.take(0)
+        self._promised, self._retry_at_s = told, now_s + self._pause.take()
+        if not is_held_up or self.merge.position > before:
+            self._asked_s = now_s
+            if is_answer:
+                # It is older than what has come since.
+                self._ask_soon()
+
+    async def _apply(self) -> None:
+        """Raise limit and bounds as far as the promises go that are there by now.
+
+        The order matters, and it does not matter how a promise came. That of regions says that who is not named before
+        its offset has nothing up to its time, now and for ever. `topics` believes it when everything before the offset
+        has been read and listed; `join` has all who are listed in the merge before the limit is raised that far. So
+        nobody is missing there, also if the polls that were answered meanwhile did not know of them: who is new holds
+        up the others until something is promised of it. And a promise of any other partition counts only when all
+        before its offset is in the merge; what an answer had no room for is not.
+        """
         if not self._view.topics.settle_now():
             await self._view.topics.settle()
-        before = self.merge.position
         if await self.join():
-            self._raise_bounds(self._idle())
-            self.merge.take(0)
-        if self.merge.position > before:
-            self._ask_soon()
-        else:
-            self._retry_at_s = asyncio.get_running_loop().time() + self._pause.take()
+            # What a log promises itself holds behind the entries that wait, too: whoever runs out of them holds up
+            # nobody. One that is made of clocks (`resolved`) is believed no further than it is needed.
+            strands = self.merge.strands.values() if self._view.promises.are_given else self._idle()
+            self._raise_bounds(strands)
 
     def _ask_soon(self) -> None:
         """Something has changed: the next question need not wait."""

@@ -149,9 +149,8 @@ class Window:
             try:
                 frame = await self._tail.step()
                 self._failure = ""
-            except WalstreamError as error:
-                self._failure = error.message
-                log.error("window begins anew", error=error.message, hint=error.hint)
+            except Exception as error:
+                self._note(error)
                 await self._restart()
                 continue
             if frame is not None:
@@ -163,8 +162,20 @@ class Window:
             try:
                 await self._begin()
                 return
-            except WalstreamError as error:
-                self._failure = error.message
+            except Exception as error:
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Have everybody know why nobody is served from here: if it is a bug, too, or they would wait for ever."""
+        before = self._failure
+        if isinstance(error, WalstreamError):
+            self._failure = error.message
+            told: dict[str, object] = {"error": error.message, "hint": error.hint}
+        else:
+            self._failure = f"The feed failed: {type(error).__name__}."
+            told = {"exc_info": error}
+        if self._failure != before:
+            log.error("window begins anew", **told)
 
     async def _begin(self) -> None:
         """Follow the log from its end on."""

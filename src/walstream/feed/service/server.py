@@ -9,7 +9,6 @@ because subscribers resume where they were.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import time
@@ -23,7 +22,7 @@ import uvloop
 from grpc_reflection.v1alpha import reflection
 
 import walstream
-from walstream import logs
+from walstream import garbage, logs
 from walstream.capture.kafka import LogAddress
 from walstream.config import Config
 from walstream.errors import ConfigError, UnreachableError, WalstreamError
@@ -168,9 +167,7 @@ async def _main(config: Config) -> int:
     feed = Feed(config)
     try:
         await feed.start()
-        # What the feed is made of lives as long as the process: collections need not look at it again.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         await stopping.wait()
     finally:
         _on_signals(_stop_at_once)

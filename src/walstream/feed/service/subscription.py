@@ -226,7 +226,9 @@ class Subscription:
         if now >= self._told_at + self._around.heartbeat_s:
             if self.queue.is_idle:
                 reading, resolved = self._around.reading, self.source.position - 1
-                data = heartbeat_response(reading.head(), resolved, reading.held_back_by())
+                # What topics there are is not for tenants to know.
+                held_back_by = reading.held_back_by() if self.demand.subscriber.role == "admin" else ""
+                data = heartbeat_response(reading.head(), resolved, held_back_by)
                 self._tell(Message(data, "heartbeat", resolved))
             self._told_at = now
 

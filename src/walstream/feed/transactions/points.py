@@ -146,7 +146,7 @@ class Commits:
         wanted = {partition: Wanted(position, FETCH_BYTES)}
         node = self._client.leader(partition)
         answer = await self._client.fetch(node, wanted, bytes_max=FETCH_BYTES, wait_ms=wait_ms, line=line)
-        fetched = answer[partition]
+        fetched = answer.fetched[partition]
         if fetched.code:
             raise error_of(fetched.code, str(partition))
         found = decode_records(partition, fetched.records, position)

@@ -6,6 +6,9 @@ until a partition has more, or its time is over, and reads again.
 
 What is in the page cache is read on the event loop; what is not is read on a thread, so that a cold disk stalls one
 client and not the node. Bytes on the wire are the business of `api/fetch_wire.py`.
+
+A request may name partitions of which the answer is to tell resolved positions, too: a reader of many partitions then
+has its records and what is over in the others by one answer. They are looked up last, when the records have been read.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import asyncio
 import uuid
 
 from walstream.error_codes import codes
-from walstream.errors import FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch, WalstreamError
+from walstream.errors import NotLeader, WalstreamError
 from walstream.log.partition_log import PartitionLog
 from walstream.node.api.fetch_wire import FLEXIBLE_FROM, Answer, FetchRequest, read_request, write_response
+from walstream.node.api.leading import led_partition, resolved_positions
 from walstream.node.context import Context
 from walstream.node.sessions import Turn, Wanted
 from walstream.node.wire import Buffer, Source
@@ -42,7 +46,14 @@ async def fetch(context: Context, source: Source) -> list[Buffer]:
     failed = [answer.code for answer in answers if answer.code]
     if failed:
         node.metrics.count_errors(failed)
-    return write_response(context.version, answers, session_id=turn.session_id, isolation_level=request.isolation_level)
+    resolved = None if request.resolving is None else resolved_positions(context, request.resolving, reading.brought())
+    return write_response(
+        context.version,
+        answers,
+        session_id=turn.session_id,
+        isolation_level=request.isolation_level,
+        resolved=resolved,
+    )
 
 
 class Reading:
@@ -75,6 +86,10 @@ class Reading:
         for answer in answers:
             answer.wanted.told = None if answer.code else (answer.high_watermark, answer.log_start)
         return answers
+
+    def brought(self) -> list[PartitionLog]:
+        """Return the partitions that gave records."""
+        return [self._partitions[number] for number, answer in self._answers.items() if len(answer.records)]
 
     def _is_enough(self) -> bool:
         return self._has_error or not self._turn.wanted or self._bytes >= max(self._request.bytes_min, 1)
@@ -143,13 +158,9 @@ class Reading:
 
     def _find(self, wanted: Wanted) -> PartitionLog:
         """Return the partition, if the client may read it and knows the right epoch of its leader."""
-        node = self._context.node
         topic = wanted.topic
-        name = node.catalogue.topic_by_id(topic).name if isinstance(topic, uuid.UUID) else topic
-        self._context.authorize("read", "topic", name)
-        partition = node.store.partition(name, wanted.partition)
-        check_leader(partition, wanted.leader_epoch)
-        return partition
+        name = self._context.node.catalogue.topic_by_id(topic).name if isinstance(topic, uuid.UUID) else topic
+        return led_partition(self._context, "read", name, wanted.partition, wanted.leader_epoch)
 
     async def _wait(self, deadline: float) -> None:
         """Wait until a partition advances or the time is over."""
@@ -173,13 +184,3 @@ class Reading:
 def _is_news(answer: Answer) -> bool:
     told = answer.wanted.told
     return bool(answer.code or len(answer.records) or told != (answer.high_watermark, answer.log_start))
-
-
-def check_leader(partition: PartitionLog, epoch: int = -1) -> None:
-    """Raise unless this node leads the partition and the client's idea of its epoch (-1: none) is the present one."""
-    if not partition.is_leader:
-        raise NotLeader(f"This node does not lead {partition.name}.", "Ask again who does.")
-    if epoch in (-1, partition.leader_epoch):
-        return
-    kind = FencedLeaderEpoch if epoch < partition.leader_epoch else UnknownLeaderEpoch
-    raise kind(f"{partition.name} has leader epoch {partition.leader_epoch}, not {epoch}.")

@@ -2,6 +2,9 @@
 
 Records are never copied: a response is a list of buffers, in which the log's own bytes stand between the few that frame
 them. Which records those are is decided in `api/fetch.py`.
+
+From version 12 on a request may have a tagged field of our own (`RESOLVED_TAG`), and then so has its response. Clients
+that do not know it never send it, and logs that do not know it pass over it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from walstream.errors import MalformedRequest
 from walstream.node.sessions import FINAL_EPOCH, NO_SESSION, Key, Wanted
 from walstream.node.wire import Buffer, Source, write_uvarint
 
@@ -21,6 +25,15 @@ SESSIONS_FROM = 7
 REPLICA_TAGGED_FROM = 15
 
 READ_COMMITTED = 1
+
+RESOLVED_TAG = 10_000
+"""Tagged field of a request: an array of topics, each a name and an array of partitions, of which resolved positions
+are asked for. And of its response: an array of (offset, time), one for each partition in the order of the request,
+(-1, -1) where ListOffsets would tell none. All as flexible versions write them. Far above Kafka's own tags."""
+
+RESOLVING_MAX = 1_000
+"""Partitions whose resolved positions one request may ask for. Each costs some microseconds in one turn of the event
+loop: so many a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,8 @@ class FetchRequest:
     session_epoch: int
     wanted: list[Wanted]
     forgotten: list[Key]
+    resolving: list[tuple[str, int]] | None = None
+    """Partitions whose resolved positions are asked for; None: the client does not know of such."""
 
 
 class Answer:
@@ -64,8 +79,9 @@ def read_request(source: Source, version: int) -> FetchRequest:
     forgotten = _read_forgotten(source, version, is_flexible) if version >= SESSIONS_FROM else []
     if version >= 11:
         source.string(source.string_length(is_flexible))  # The rack.
+    resolving = _read_tags(source) if is_flexible else None
     return FetchRequest(
-        wait_ms_max, bytes_min, bytes_max, isolation_level, session_id, session_epoch, wanted, forgotten
+        wait_ms_max, bytes_min, bytes_max, isolation_level, session_id, session_epoch, wanted, forgotten, resolving
     )
 
 
@@ -115,6 +131,31 @@ def _read_forgotten(source: Source, version: int, is_flexible: bool) -> list[Key
     return forgotten
 
 
+def _read_tags(source: Source) -> list[tuple[str, int]] | None:
+    """Read the tagged fields of a request, of which one matters here."""
+    resolving = None
+    for _ in range(source.count(source.uvarint(), 2)):
+        tag, length = source.uvarint(), source.uvarint()
+        start = source.advance(length)
+        if tag == RESOLVED_TAG:
+            outer_end, source.end, source.position = source.end, source.position, start
+            resolving = _read_resolving(source)
+            source.finish()
+            source.end = outer_end
+    return resolving
+
+
+def _read_resolving(source: Source) -> list[tuple[str, int]]:
+    resolving: list[tuple[str, int]] = []
+    for _ in range(source.array_length(True, 2)):
+        topic = source.string(source.string_length(True))
+        count = source.array_length(True, 4)
+        if len(resolving) + count > RESOLVING_MAX:
+            raise MalformedRequest(f"Resolved positions of more than {RESOLVING_MAX} partitions are asked for.")
+        resolving += [(topic, source.int32()) for _ in range(count)]
+    return resolving
+
+
 def write_response(
     version: int,
     answers: Sequence[Answer],
@@ -122,6 +163,7 @@ def write_response(
     error_code: int = 0,
     session_id: int = NO_SESSION,
     isolation_level: int = 0,
+    resolved: Sequence[tuple[int, int]] | None = None,
 ) -> list[Buffer]:
     """Write the body of a response as a list of buffers."""
     is_flexible = version >= FLEXIBLE_FROM
@@ -146,9 +188,23 @@ def write_response(
         if is_flexible:
             out.append(0)
     if is_flexible:
-        out.append(0)
+        _write_tags(out, resolved)
     parts.append(out)
     return parts
+
+
+def _write_tags(out: bytearray, resolved: Sequence[tuple[int, int]] | None) -> None:
+    if resolved is None:
+        out.append(0)
+        return
+    field = bytearray()
+    _write_length(field, len(resolved), True)
+    for position in resolved:
+        field += _POSITION.pack(*position)
+    out.append(1)
+    write_uvarint(out, RESOLVED_TAG)
+    write_uvarint(out, len(field))
+    out += field
 
 
 def _write_topic(out: bytearray, topic: str | uuid.UUID, is_flexible: bool) -> None:
@@ -165,6 +221,7 @@ def _write_topic(out: bytearray, topic: str | uuid.UUID, is_flexible: bool) -> N
 
 _PARTITION_4 = struct.Struct(">ihqq")
 _PARTITION_5 = struct.Struct(">ihqqq")
+_POSITION = struct.Struct(">qq")
 
 
 def _write_partition(out: bytearray, answer: Answer, version: int, isolation_level: int) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from walstream.errors import InvalidRequest
 from walstream.node.api.answers import code_of
-from walstream.node.api.fetch import check_leader
+from walstream.node.api.leading import UNKNOWN, led_partition
 from walstream.node.context import Context
 from walstream.node.wire import Message, Reply
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-UNKNOWN = -1
 
 RESOLVED_TIMESTAMP = 2**62
 """Asks for an offset and a time so that every record at or after the offset, now and for ever, has a later append time.
@@ -33,24 +32,22 @@ async def list_offsets(context: Context, request: Message) -> Reply:
 async def _answer(context: Context, topic: str, asked: Message) -> Reply:
     index = asked.partition_index
     try:
-        context.authorize("describe", "topic", topic)
-        partition = context.node.store.partition(topic, index)
-        check_leader(partition, asked.current_leader_epoch)
+        partition = led_partition(context, "describe", topic, index, asked.current_leader_epoch)
         if asked.timestamp not in (EARLIEST, EARLIEST_LOCAL):
             context.node.placement.check_settled(partition)
-        offset, timestamp_ms = UNKNOWN, UNKNOWN
+        offset, timestamp_ms = UNKNOWN
         if asked.timestamp == LATEST:
             offset = partition.high_watermark
         elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
             offset = partition.log_start
         elif asked.timestamp == MAX_TIMESTAMP:
             found = await context.in_thread(partition.max_timestamp)
-            offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
+            offset, timestamp_ms = found or UNKNOWN
         elif asked.timestamp == RESOLVED_TIMESTAMP:
-            offset, timestamp_ms = partition.resolve() or (UNKNOWN, UNKNOWN)
+            offset, timestamp_ms = partition.resolve() or UNKNOWN
         elif asked.timestamp >= 0:
             found = await context.in_thread(partition.offset_for_time, asked.timestamp)
-            offset, timestamp_ms = found or (UNKNOWN, UNKNOWN)
+            offset, timestamp_ms = found or UNKNOWN
         elif asked.timestamp != LATEST_TIERED:
             raise InvalidRequest(f"{asked.timestamp} is not a timestamp.")
     except Exception as error:
@@ -74,9 +71,7 @@ async def offset_for_leader_epoch(context: Context, request: Message) -> Reply:
 
 def _epoch_end(context: Context, topic: str, asked: Message) -> Reply:
     try:
-        context.authorize("describe", "topic", topic)
-        partition = context.node.store.partition(topic, asked.partition)
-        check_leader(partition, asked.current_leader_epoch)
+        partition = led_partition(context, "describe", topic, asked.partition, asked.current_leader_epoch)
     except Exception as error:
         return {"partition": asked.partition, **code_of(context, error)}
     if asked.leader_epoch > partition.leader_epoch:

@@ -21,7 +21,7 @@ from walstream.errors import (
 from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import BY_NAME
 from walstream.node.api.answers import code_of, failure
-from walstream.node.api.fetch import check_leader
+from walstream.node.api.leading import check_leader
 from walstream.node.context import Context
 from walstream.node.placement import ANY_FACTOR
 from walstream.node.wire import NO_UUID, Message, Reply

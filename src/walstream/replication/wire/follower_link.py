@@ -6,6 +6,7 @@ a few kilobytes of memory, a few seconds of patience, and as an answer the reaso
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from walstream.errors import LinkRefused, LinkVersionUnknown, WalstreamError
@@ -61,8 +62,7 @@ from walstream.replication.wire.version_1 import (
 class FollowerLink(Link):
     """A link from whoever dialled; `nonce` is random and never used again.
 
-    With TLS the shell has read from the certificate which node it belongs to, and gives that as `certified_id`; None
-    lets every node in that has a certificate.
+    With TLS the shell has seen the certificate of whoever dialled: `certifies` tells whether it is that of a node.
     """
 
     _expected = FROM_BOTH | {
@@ -86,10 +86,12 @@ class FollowerLink(Link):
         ),
     }
 
-    def __init__(self, settings: LinkSettings, nonce: bytes, now_ms: int, certified_id: int | None = None) -> None:
+    def __init__(
+        self, settings: LinkSettings, nonce: bytes, now_ms: int, certifies: Callable[[int], bool] | None = None
+    ) -> None:
         super().__init__(settings, now_ms)
         self.credit = GrantedCredit(settings.credit_bytes, settings.frame_bytes_max)
-        self._certified_id = certified_id
+        self._certifies = certifies
         self._nonce = nonce
         self._transcript = b""
         self._is_acknowledged = False
@@ -183,10 +185,10 @@ class FollowerLink(Link):
         self._check_certificate()
 
     def _check_certificate(self) -> None:
-        if self._certified_id not in (None, self._handshake.node_id):
+        if self._certifies is not None and not self._certifies(self._handshake.node_id):
             raise LinkRefused(
-                f"The certificate of node {self._certified_id} was shown by one that calls itself node "
-                f"{self._handshake.node_id}."
+                f"The certificate that was shown is not that of node {self._handshake.node_id}.",
+                "A node's certificate names the host of its address in replication.nodes.",
             )
 
     def _acknowledge(self, effects: list[LinkEffect], more: bytes) -> None:
