@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import walstream
-from integration.capturing import wait_until
 from postgres.servers import Database
+from waiting import wait_until
 from walstream.node.process import NodeProcess
 from walstream.postgres.embedded import EmbeddedPostgres
 

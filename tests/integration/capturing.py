@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import walstream
 from postgres.servers import Database
+from waiting import TIMEOUT_S, wait_until
 from walstream.capture.commit_points import Point, TableSnapshot
 from walstream.capture.reading import LogReader
 from walstream.capture.runner import run_generation
@@ -31,8 +31,6 @@ from walstream.config import Config, load
 from walstream.errors import WalstreamError
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
-
-TIMEOUT_S = 60.0
 
 _RUN = """
 import signal, sys
@@ -142,14 +140,6 @@ class InProcess:
 def _toml(given: dict[str, Any]) -> Iterator[str]:
     for name, value in given.items():
         yield f"{name} = {json.dumps(value)}"
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S, pause_s: float = 0.05) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"still not: {what}"
-        time.sleep(pause_s)
-    return found
 
 
 class Log:

@@ -14,10 +14,11 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from integration.capture_process import CaptureProcess, on, settings_of
-from integration.capturing import Log, source_rows, tables, wait_until
+from integration.capturing import Log, source_rows, tables
 from integration.clients import admin_of, configure_topic, create_topic, read_messages
 from integration.support import MakeNode
 from postgres.servers import Database, MakePostgres
+from waiting import wait_until
 from walstream.capture.commit_points import OpenRecord, decode
 from walstream.capture.kafka import LogAddress
 from walstream.capture.ladder import read_ladder
@@ -235,7 +236,7 @@ def test_a_topic_that_was_deleted_stops_it(stopped: CaptureProcess, database: Da
     ("topic", "changed", "told"),
     [
         ("commits", {"cleanup_policy": "compact"}, "commits is compacted"),
-        ("commits", {"retention_ms": 1000}, "keeps its records longer"),
+        ("commits", {"retention_ms": 600_000}, "keeps its records longer"),
         ("commits", {"retention_bytes": 100_000_000}, "limited in size"),
         ("public.t", {"cleanup_policy": "compact"}, "public.t is compacted"),
         ("public.t", {"retention_ms": -1}, "keeps its records longer"),

@@ -21,10 +21,11 @@ import psycopg
 import pytest
 
 from integration.capture_process import CaptureProcess, on, settings_of
-from integration.capturing import Log, source_rows, tables, wait_until
+from integration.capturing import Log, source_rows, tables
 from integration.clients import read_messages
 from integration.support import MakeNode, rounds, seeded
 from postgres.servers import Database, MakePostgres
+from waiting import wait_until
 from walstream.capture.commit_points import OpenRecord, PointRecord, decode
 from walstream.errors import WalstreamError
 from walstream.node.process import NodeProcess

@@ -11,17 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from integration.capturing import (
-    InProcess,
-    InThread,
-    Log,
-    configured,
-    settings,
-    source_rows,
-    wait_until,
-    working,
-)
+from integration.capturing import InProcess, InThread, Log, configured, settings, source_rows, working
 from postgres.servers import Database
+from waiting import wait_until
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
 from walstream.postgres.copy_out import CopyReader

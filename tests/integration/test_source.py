@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from postgres.servers import Database, MakePostgres
+from waiting import wait_until
 from walstream.capture.polling import PollingSource
 from walstream.capture.source import Change, Source
 from walstream.capture.streaming import StreamingSource
@@ -278,7 +279,10 @@ def test_an_idle_database_moves_its_slot(each_database: Database, tmp_path: Path
             each_database.execute("insert into public.unpublished select generate_series(1, 10000)")
             end = end_of_wal(each_database)
             assert read_until(source, end, timeout_s=15) == []
-            wait_until(lambda end=end: confirmed(each_database) >= end or source.receive_batch(1, 0.05) is None)  # type: ignore[misc]
+            wait_until(
+                lambda end=end: confirmed(each_database) >= end or source.receive_batch(1, 0.05) is None,  # type: ignore[misc]
+                "the idle position is confirmed",
+            )
         assert source.ladder().confirmed >= end
 
 
@@ -290,17 +294,10 @@ def test_a_transaction_that_streams_for_long_does_not_hold_an_idle_slot(database
         database.execute("insert into public.unpublished values (1)")
         end = end_of_wal(database)
         assert read_until(source, end) == []
-        wait_until(lambda: confirmed(database) >= end)
+        wait_until(lambda: confirmed(database) >= end, "the idle position is confirmed")
         other.commit()
         (transaction,) = read_until(source, end_of_wal(database))
         assert len(transaction.changes) == 5000
-
-
-def wait_until(condition: Any, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_huge_transaction_with_rollbacks_stays_within_its_memory(each_database: Database, tmp_path: Path) -> None:
@@ -408,7 +405,7 @@ def test_descriptions_survive_rollbacks_in_streamed_transactions(each_database: 
         seen += read_until(source, end_of_wal(each_database))
     assert [len(transaction.changes) for transaction in seen] == [2001, 1, 1]
     streamed = "select stream_txns from pg_stat_replication_slots where slot_name = %s"
-    wait_until(lambda: each_database.execute(streamed, (SLOT,))[0][0] > 0)
+    wait_until(lambda: each_database.execute(streamed, (SLOT,))[0][0] > 0, "a streamed transaction")
     assert apply(seen, "t") == held(each_database, "t")
 
 
@@ -527,7 +524,7 @@ def test_feedback_is_all_that_is_confirmed(database: Database, tmp_path: Path, e
         assert confirmed(database) == before
         source.send_feedback(batch.last_lsn)
         source.receive_batch(1, 0.2)
-        wait_until(lambda: confirmed(database) == batch.last_lsn)
+        wait_until(lambda: confirmed(database) == batch.last_lsn, "the batch is confirmed")
 
 
 def test_polling_looks_past_what_is_not_durable_yet(database: Database, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from integration.capturing import wait_until
+from waiting import wait_until
 
 START_S_MAX = 60.0
 END_S_MAX = 5.0

@@ -9,6 +9,7 @@ import pytest
 from psycopg import sql
 
 from postgres.servers import Database, MakePostgres
+from waiting import wait_until
 from walstream import error_codes, errors
 from walstream.positions import Lsn
 from walstream.postgres import catalogue
@@ -96,12 +97,8 @@ def test_new_slot_comes_with_the_snapshot_of_its_beginning(each_database: Databa
 def test_temporary_slot_goes_with_its_session(each_database: Database) -> None:
     with ReplicationSession(each_database.dsn) as replication:
         assert replication.create_slot("brief", temporary=True, snapshot="nothing").snapshot_name is None
-    for _ in range(100):
-        if not each_database.execute("select 1 from pg_replication_slots where slot_name = 'brief'"):
-            break
-        time.sleep(0.05)
     with connect(each_database.dsn) as session:
-        assert catalogue.slot_facts(session, "brief") is None
+        wait_until(lambda: catalogue.slot_facts(session, "brief") is None, "the slot is gone")
 
 
 def test_slots_that_are_there_and_slots_that_are_not(each_database: Database) -> None:
@@ -136,11 +133,8 @@ def test_new_slot_waits_for_open_transactions_as_long_as_it_may(database: Databa
             with pytest.raises(errors.SourceNotReady, match="long transactions"):
                 replication.create_slot("late", timeout_s=0.3)
             assert time.monotonic() - begin < 5
-    for _ in range(100):
-        if not database.execute("select 1 from pg_replication_slots where slot_name = 'late'"):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the server still waits for us")
+    slots = "select from pg_replication_slots where slot_name = 'late'"
+    wait_until(lambda: not database.execute(slots), "the server waits for us no more")
 
 
 def test_slot_whose_wal_is_gone(make_postgres: MakePostgres) -> None:

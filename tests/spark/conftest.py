@@ -20,9 +20,10 @@ from pyspark.sql.streaming import DataStreamReader
 
 import walstream
 from conftest import MakeNode, Nodes
-from integration.capturing import InThread, Log, configured, wait_until
+from integration.capturing import InThread, Log, configured
 from postgres.servers import Database, fresh
 from spark import jars
+from waiting import wait_until
 from walstream.node.process import NodeProcess
 from walstream.postgres.embedded import EmbeddedPostgres
 

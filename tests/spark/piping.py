@@ -9,8 +9,8 @@ from typing import Any, Self
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from integration.capturing import wait_until
 from spark.conftest import Captured
+from waiting import wait_until
 from walstream.config import Config
 from walstream.positions import Lsn
 from walstream.spark import read_at

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from integration.capturing import InThread, wait_until, working
+from integration.capturing import InThread, working
 from spark.conftest import Captured, MakeCaptured
 from spark.piping import Piped, listed
 from spark.test_source_faults import remove
+from waiting import wait_until
 from walstream.capture.kafka import LogAddress
 from walstream.capture.runner import run_generation
 from walstream.config import Config, TableRule

@@ -11,9 +11,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from integration.capturing import InProcess, Log, settings, wait_until
+from integration.capturing import InProcess, Log, settings
 from spark.conftest import Captured, MakeCaptured
 from spark.test_source_stream import Batches, run_available
+from waiting import wait_until
 
 TABLE = "create table t (id int primary key, note text)"
 

@@ -10,9 +10,10 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from integration.capturing import InThread, configured, wait_until
+from integration.capturing import InThread, configured
 from node.certificates import Authority
 from postgres.servers import Database
+from waiting import wait_until
 from walstream.capture.kafka import LogAddress
 from walstream.capture.reading import LogReader
 from walstream.errors import WalstreamError

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
-from integration.capturing import wait_until
 from spark.conftest import Captured, MakeCaptured
+from waiting import wait_until
 from walstream.spark.options import Options
 from walstream.spark.source import WalstreamStreamReader
 

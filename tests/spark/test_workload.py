@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from integration.capturing import wait_until
 from postgres.servers import Database
+from waiting import wait_until
 from walstream.demo.workload import LARGE_VALUE_BYTES, TRANSFERS, Workload
 
 
