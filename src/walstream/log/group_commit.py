@@ -408,6 +408,7 @@ class FlushThread:
                 self._post(partial(commit.complete, commit.execute(taken)))
             else:
                 taken()
+            taken = _NOTHING  # What was written is let go before the next is waited for.
             if commit.begin_settling():
                 settler = threading.Thread(target=self._settle, name="walstream-settle")
                 settler.start()
