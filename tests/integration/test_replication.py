@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from walstream.node.api.offsets import RESOLVED_TIMESTAMP
@@ -23,7 +23,7 @@ from .replicating import TIMEOUT_S, Cluster, producer_of, running, write
 from .support import MakeNode, memory_mb, rounds, seeded, wait_for
 
 NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_LEADER, TIMED_OUT = 19, 20, 6, 7
-OFFSET_NOT_AVAILABLE = 78
+OFFSET_OUT_OF_RANGE, OFFSET_NOT_AVAILABLE = 1, 78
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -340,8 +340,13 @@ def test_too_few_in_sync(cluster: Cluster) -> None:
     cluster.compare("t")
 
 
-def test_a_leader_that_does_not_know_what_is_committed_does_not_say(cluster: Cluster) -> None:
+def test_a_leader_that_does_not_know_what_is_committed_does_not_say(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
     cluster.create("t", min_insync_replicas=2)
+    settings = {"group.id": "reader", "auto.offset.reset": "error", "enable.partition.eof": True}
+    reader = Consumer({"bootstrap.servers": cluster[1].address, **settings})
+    request.addfinalizer(reader.close)
     with Bare(cluster[1].address) as leader:
         assert leader.produce("t", one_record(b"0"), acks=-1).error == 0
         cluster[2].stop()
@@ -357,11 +362,20 @@ def test_a_leader_that_does_not_know_what_is_committed_does_not_say(cluster: Clu
         for timestamp in (-1, RESOLVED_TIMESTAMP):
             assert leader.list_offsets("t", timestamp, 0)[0].error == OFFSET_NOT_AVAILABLE
         assert leader.list_offsets("t", -2, 0)[0].error == 0, "where it begins is known"
+        # A reader that has read what was committed is neither sent elsewhere nor told that this is the end.
+        assert leader.fetch("t", 1).error == OFFSET_NOT_AVAILABLE
+        assert leader.fetch("t", 4).error == OFFSET_OUT_OF_RANGE
+        reader.assign([TopicPartition("t", 0, 1)])
+        assert reader.poll(1.5) is None
         cluster[2].start()
         cluster[3].start()
         cluster.wait_in_sync("t", 3)
         wait_for(lambda: leader.list_offsets("t", -1, 0)[0].error == 0, "the leader knows")
         assert leader.list_offsets("t", -1, 0)[0].offset == 3
+        for value in (b"1", b"2"):
+            message = reader.poll(TIMEOUT_S)
+            assert message is not None
+            assert message.value() == value
     cluster.compare("t")
 
 

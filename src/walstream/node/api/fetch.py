@@ -7,6 +7,10 @@ until a partition has more, or its time is over, and reads again.
 What is in the page cache is read on the event loop; what is not is read on a thread, so that a cold disk stalls one
 client and not the node. Bytes on the wire are the business of `api/fetch_wire.py`.
 
+A leader that has just begun may know an older high watermark than readers were told before. Who stands at or above it
+waits, like everybody who has read all; and if that does not end in time is told OFFSET_NOT_AVAILABLE, which clients try
+again: neither that the offset is out of range, upon which they would begin somewhere else, nor that the log ends here.
+
 A request may name partitions of which the answer is to tell resolved positions, too: a reader of many partitions then
 has its records and what is over in the others by one answer. They are looked up last, when the records have been read.
 """
@@ -80,12 +84,23 @@ class Reading:
 
     def answers_to_send(self) -> list[Answer]:
         """Return the answers in the order of the request; of a session, those that say something new."""
-        answers = [self._answers[number] for number in range(len(self._turn.wanted))]
-        if self._turn.is_incremental:
-            answers = [answer for answer in answers if _is_news(answer)]
-        for answer in answers:
+        answers = []
+        for number in range(len(self._turn.wanted)):
+            answer = self._answers[number]
+            if self._turn.is_incremental and not _is_news(answer):
+                continue
+            if not answer.code and answer.wanted.offset >= answer.high_watermark:
+                self._check_settled(self._partitions[number], answer)
             answer.wanted.told = None if answer.code else (answer.high_watermark, answer.log_start)
+            answers.append(answer)
         return answers
+
+    def _check_settled(self, partition: PartitionLog, answer: Answer) -> None:
+        """Do not tell a reader that it has come to the end before the leader knows where that is."""
+        try:
+            self._context.node.placement.check_settled(partition)
+        except WalstreamError as error:
+            answer.code = codes(error).kafka
 
     def brought(self) -> list[PartitionLog]:
         """Return the partitions that gave records."""
@@ -140,7 +155,8 @@ class Reading:
         if not partition.is_leader:
             return Answer(wanted, codes(NotLeader).kafka)
         answer = Answer(wanted, 0, partition.high_watermark, partition.log_start)
-        if wanted.offset == partition.high_watermark or (bytes_left <= 0 and self._bytes):
+        has_read_all = partition.high_watermark <= wanted.offset <= partition.log_end
+        if has_read_all or (bytes_left <= 0 and self._bytes):
             return answer
         try:
             bytes_max = max(min(wanted.bytes_max, bytes_left), 1)
