@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -299,6 +300,28 @@ async def test_nobody_waits_for_followers_of_a_node_that_leads_no_more(
         assert code_of(await client.receive()) == NOT_LEADER
         assert len(waiters) == 0
         assert (await produce(client, b"c", acks=acks))[0] == NOT_LEADER
+
+
+async def test_topics_that_a_full_disk_did_not_keep_are_told_again(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        disk, refused = nodes[1].store.disk, 0
+        write = disk.write
+
+        def write_if_there_is_space(path: Path, data: bytes, *, durable: bool) -> None:
+            nonlocal refused
+            if path.name == "topics.json" and refused < 2:
+                refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(path, data, durable=durable)
+
+        monkeypatch.setattr(disk, "write", write_if_there_is_space)
+        await create(client, nodes, "u")
+        assert refused == 2
+        assert (await produce(client, b"x", acks=-1, topic=b"u"))[0] == NONE
 
 
 async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Connect) -> None:

@@ -1,7 +1,10 @@
 from replication.world import World
 from walstream.replication import effects as fx
 from walstream.replication import events as ev
+from walstream.replication.messages import DigestRequest
 from walstream.replication.settings import CoreSettings
+from walstream.replication.wire.control import encode_control
+from walstream.replication.wire.frames import Keys
 
 SETTINGS = CoreSettings(digest_records=4, digest_pause_ms=1_000)
 
@@ -87,6 +90,19 @@ def test_lost_answer_is_asked_for_again() -> None:
     assert node.tasks
     world.run(5_000)
     assert world.leader().sessions[2].comparison.is_proven
+
+
+def test_numbers_of_requests_fit_on_the_wire_for_ever() -> None:
+    world = cluster(10)
+    reconnect(world)
+    world.leader().sessions[2].comparison._request = 0xFFFE
+    world.run(20_000)
+    asked = [one.message for node, one in world.effects if node == 1 and isinstance(one, fx.Send)]
+    asked = [message for message in asked if isinstance(message, DigestRequest)]
+    assert len(asked) == 3
+    for message in asked:
+        assert encode_control([message], Keys())
+    assert world.leader().sessions[2].comparison.proven == (0, 10)
 
 
 def test_follower_joins_only_when_its_recent_past_is_proven() -> None:

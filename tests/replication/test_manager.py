@@ -355,6 +355,16 @@ def test_sync_mode_tells_how_far_enough_followers_are() -> None:
     assert world.leader().replica_durable(0) == 1
 
 
+def test_sync_mode_asks_for_no_more_followers_than_there_are() -> None:
+    for nodes in (1, 2):
+        world = World(nodes, settings=CoreSettings(mode=Mode.SYNC, sync_followers=2))
+        world.elect(1)
+        world.run(100)
+        world.produce(1, "m1", acks=1)
+        world.run(100)
+        assert world.nodes[1].followers_durable == 1
+
+
 def test_records_behind_end_membership() -> None:
     world = World(2, settings=CoreSettings(isr_lag_records_max=3))
     world.elect(1)

@@ -156,8 +156,7 @@ class Catalogue:
     def note_joined(self, node_id: int) -> None:
         """Remember that a node has this catalogue: from now on it can be given partitions to lead."""
         if node_id not in self.joined:
-            self.joined |= {node_id}
-            self._save(self.topics, self.version)
+            self._save(self.topics, self.version, self.joined | {node_id})
 
     def is_older_than_disk(self, topic: Topic) -> bool:
         """Say whether the topic was there before this node's folder: what it should hold of it may be lost."""
@@ -250,11 +249,13 @@ class Catalogue:
         """Have the controller's catalogue in the place of the own."""
         self._save({topic.name: topic for topic in topics}, version)
 
-    def _save(self, topics: dict[str, Topic], version: int | None = None) -> None:
+    def _save(self, topics: dict[str, Topic], version: int | None = None, joined: frozenset[int] | None = None) -> None:
         version = self.version + 1 if version is None else version
-        data = msgspec.json.encode(_Topics(list(topics.values()), version, sorted(self.joined)))
+        joined = self.joined if joined is None else joined
+        data = msgspec.json.encode(_Topics(list(topics.values()), version, sorted(joined)))
         self._disk.write(self._folder / "topics.json", data, durable=True)
         self.version = version
+        self.joined = joined
         self.topics = topics
         self.by_id = {topic.id: topic for topic in topics.values()}
         if self.changed is not None:

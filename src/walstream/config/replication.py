@@ -67,7 +67,7 @@ class ReplicationConfig(Section):
     """`sync`: a produce request with `acks=1` also waits until `sync_followers` followers have it on their disks."""
 
     sync_followers: int = Field(default=1, ge=1, le=63)
-    """Followers that mode `sync` waits for."""
+    """Followers that mode `sync` waits for; of a topic that has fewer, all."""
 
     isr_lag_ms_max: int = Field(default=10_000, ge=100)
     """A follower that has not been at the leader's end for this long is no longer in sync."""

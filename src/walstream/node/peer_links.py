@@ -19,7 +19,7 @@ from walstream.log.disk import OsFile
 from walstream.log.replica_reads import SealedRange
 from walstream.node.lines import UNSENT_BYTES_MAX, FileRange
 from walstream.replication import events as on
-from walstream.replication.messages import Data
+from walstream.replication.messages import Data, Refused, Why
 from walstream.replication.wire.data import PayloadCompression
 from walstream.replication.wire.link import Closed, Credited, Deliver, Link, LinkEffect, Opened, Peer, Write
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from walstream.node.driver import Replica
     from walstream.node.lines import Line
     from walstream.replication.effects import SendData
-    from walstream.replication.messages import Message
+    from walstream.replication.messages import Message, PartitionMessage
     from walstream.replication.wire.follower_link import FollowerLink
     from walstream.replication.wire.leader_link import LeaderLink
     from walstream.replication.wire.version_1 import PushedBatch
@@ -198,8 +198,16 @@ class PeerLink:
 
     def stop_data(self, replica: Replica) -> None:
         """Forget what waits for a replica."""
+        self._files_end.pop(replica, None)
         if self._requests.pop(replica, None) is not None and replica in self._line_up:
             self._line_up.remove(replica)
+
+    def refuse_unknown(self, message: PartitionMessage) -> None:
+        """Answer what is about a partition that is not here: not yet, or not any more."""
+        if isinstance(message, Data):
+            self.released(sum(map(len, message.batches)))
+        if not isinstance(message, Refused):
+            self.send(Refused(message.partition, message.epoch, message.session, Why.UNKNOWN_PARTITION, -1))
 
     def released(self, bytes_count: int) -> None:
         """Hear that the log has let go of bytes that came over this link, and grant others where that is due."""
@@ -295,8 +303,12 @@ class PeerLink:
         if self.is_closed:
             return
         self._host.mark_link(self)
-        if self._requests.get(replica, (None,))[0] is not request:
-            return  # It is no longer wanted.
+        wanted = self._requests.get(replica, (None,))[0]
+        if wanted is not request:
+            # It is no longer wanted. What is wanted instead could not line up while this was read.
+            if wanted is not None and replica not in self._line_up:
+                self._line_up.append(replica)
+            return
         if found is None:
             self._fail(replica, request, error or WalstreamError("Nothing was read."))
         else:

@@ -239,9 +239,10 @@ class Peers:
         links = self.outgoing if link.is_outgoing else self.incoming
         peer = link.peer
         was_known = peer is not None and links.get(peer.node_id) is link
-        if peer is not None and was_known:
-            del links[peer.node_id]
+        if peer is not None:
             self._sent_bytes[peer.node_id, link.is_outgoing] += link.sent_bytes
+            if was_known:
+                del links[peer.node_id]
         if peer is not None or not link.is_outgoing:
             log.info(
                 "link down", peer=peer.node_id if peer else None, address=link.address, outgoing=link.is_outgoing,

@@ -40,7 +40,7 @@ from walstream.node.version_1 import Copies, Pushing
 from walstream.replication.events import LinkDown, LinkUp, MetadataChanged, Received
 from walstream.replication.leader import Leader
 from walstream.replication.manager import Manager
-from walstream.replication.messages import Catalogue, CatalogueAck, Data, Message, Open, Refused, Why
+from walstream.replication.messages import Catalogue, CatalogueAck, Message
 from walstream.replication.settings import CoreSettings, Mode
 from walstream.replication.wire.link import Closed, Peer
 from walstream.replication.wire.version_1 import PushedBatch
@@ -262,7 +262,7 @@ class Replicas:
             self._tell_down(peer.node_id, link.is_outgoing)
             before.fail(ConnectionLost("A newer link takes the place of this one."))
         if peer.version == 1:
-            self.telling.acknowledged(peer.node_id)  # It cannot be told, so that it is there has to do.
+            self.telling.acknowledged(link)  # It cannot be told, so that it is there has to do.
             if link.is_outgoing:
                 self._pushing.begin(link, peer.node_id)
             return
@@ -291,7 +291,7 @@ class Replicas:
                 case Catalogue():
                     self._heard(link, message)
                 case CatalogueAck():
-                    self.telling.acknowledged(peer)
+                    self.telling.acknowledged(link)
                 case PushedBatch():
                     self._copies.take(link, peer, message)
                 case _:
@@ -299,20 +299,13 @@ class Replicas:
                     if replica is not None:
                         replica.feed(Received(peer, message, is_outgoing))  # type: ignore[arg-type]
                     else:
-                        self._unknown(link, message)
+                        link.refuse_unknown(message)  # type: ignore[arg-type]
 
     def _heard(self, link: PeerLink, message: Catalogue) -> None:
         version = self.store.catalogue.version
         self.telling.heard(link, message)
         if self.store.catalogue.version != version:
             self._topics_changed()  # At once: what comes next may be about the new partitions.
-
-    def _unknown(self, link: PeerLink, message: Message) -> None:
-        """Answer what is about a partition that is not here: not yet, or not any more."""
-        if isinstance(message, Data):
-            link.released(sum(map(len, message.batches)))
-        elif isinstance(message, Open):
-            link.send(Refused(message.partition, message.epoch, message.session, Why.UNKNOWN_PARTITION, -1))
 
     # ── what peers of version 1 need ─────────────────────────────────────────────────────────────────────────────
 

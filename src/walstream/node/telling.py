@@ -75,12 +75,20 @@ class Telling:
         """A link is down."""
         self._told.pop(link, None)
 
-    def acknowledged(self, peer: NodeId) -> None:
+    def acknowledged(self, link: PeerLink) -> None:
         """A node has the catalogue."""
-        if self.is_controller and peer not in self._catalogue.joined:
+        assert link.peer is not None
+        peer = link.peer.node_id
+        if not self.is_controller or peer in self._catalogue.joined:
+            return
+        try:
             self._catalogue.note_joined(peer)
-            log.info("a node has joined", peer=peer)
-            self._joined()
+        except OSError as error:
+            log.error("a node that has joined was not noted", peer=peer, error=str(error))
+            link.fail(LinkRefused(f"That node {peer} has joined is not kept: {error}."))
+            return
+        log.info("a node has joined", peer=peer)
+        self._joined()
 
     # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,9 +99,10 @@ class Telling:
             told = decode_told(message.body)
             if told.topics is not None:
                 self._take_over(link.peer.node_id, link.peer.cluster_id, message.version, told)
-        except WalstreamError as error:
+        except (OSError, WalstreamError) as error:
             log.error("a catalogue was refused", peer=link.peer.node_id, error=str(error))
-            link.fail(error)
+            # The controller tells it again to a link that is new.
+            link.fail(error if isinstance(error, WalstreamError) else LinkRefused(f"The topics are not kept: {error}."))
             return
         self._in_sync |= told.leading
         link.send(CatalogueAck(message.version))

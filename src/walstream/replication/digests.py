@@ -102,7 +102,7 @@ class Comparison:
 
     def _ask(self, start: int, end: int, now_ms: int) -> None:
         """Compare a range: ask the follower, and compute the own digest meanwhile."""
-        self._request += 1
+        self._request = (self._request + 1) & 0xFFFF  # Half of the 32 bits that a request's number has on the wire.
         self._clear()
         self._asked = (start, end)
         self.deadline_ms = now_ms + self._ctx.settings.retry_ms

@@ -306,7 +306,7 @@ class Leader:
         return nlargest(followers, ends)[-1] if len(ends) >= followers else 0
 
     def _count_followers(self) -> None:
-        reached = self.replica_durable(self._ctx.settings.sync_followers)
+        reached = self.replica_durable(min(self._ctx.settings.sync_followers, len(self.sessions)))
         if reached > self._followers_durable:
             self._followers_durable = reached
             self._ctx.out.append(SetFollowersDurable(reached))

@@ -17,7 +17,7 @@ from walstream.node.lines import FileRange
 from walstream.node.peer_links import PeerLink
 from walstream.replication.effects import SendData
 from walstream.replication.events import LinkDown, LinkUp, Received
-from walstream.replication.messages import Data, LinkMessage, Message, PartitionMessage, Refused, Why
+from walstream.replication.messages import LinkMessage, Message, PartitionMessage
 from walstream.replication.wire.follower_link import FollowerLink
 from walstream.replication.wire.leader_link import LeaderLink
 from walstream.replication.wire.link import Closed, LinkSettings, Peer
@@ -201,11 +201,8 @@ class SimLinks:
             copy = self._node.copies.get(message.partition)
             if copy is not None:
                 copy.replica.feed(Received(peer, message, link.is_outgoing))
-            elif isinstance(message, Data):
-                self.return_credit(peer, sum(map(len, message.batches)))
-            elif not isinstance(message, Refused):
-                why = Refused(message.partition, message.epoch, message.session, Why.UNKNOWN_PARTITION, -1)
-                self.send(peer, why, is_outgoing=link.is_outgoing)
+            else:
+                link.refuse_unknown(message)
 
     # ── what replicas ask for ────────────────────────────────────────────────────────────────────────────────────
 

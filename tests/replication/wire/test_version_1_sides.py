@@ -54,8 +54,6 @@ def test_a_high_watermark_that_is_behind_for_a_moment() -> None:
 def test_a_partition_that_comes_later_is_pushed_from_its_beginning() -> None:
     plan = PushPlan(records_max=100)
     assert plan.next(KEY, 5, 60) == Push(5)
-    plan.forget(KEY)
-    assert plan.next(KEY, 7, 60) == Push(7)
 
 
 def batch(base_offset: int = 10, count: int = 2) -> bytes:

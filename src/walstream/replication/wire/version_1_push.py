@@ -50,7 +50,3 @@ class PushPlan:
     def pushed(self, partition: PartitionKey, next_offset: int) -> None:
         """Note that everything below `next_offset` is on its way."""
         self._positions[partition] = next_offset
-
-    def forget(self, partition: PartitionKey) -> None:
-        """The partition is no longer this leader's."""
-        self._positions.pop(partition, None)
