@@ -149,7 +149,7 @@ def test_who_reads_for_nobody_lines_nobody_up() -> None:
 
 
 def test_a_read_that_fails_is_told_to_the_core() -> None:
-    link, wire, host = linked()
+    link, _, host = linked()
     replica: Any = Replica()
     link.send_data(replica, request(1, 3))
     link.serve()
