@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from log.rig import FaultyDisk, Rig, batch, values
-from walstream.errors import CorruptLog, SyncFailed, WalstreamError
+from walstream.errors import CorruptLog, DiskFull, SyncFailed, WalstreamError
 from walstream.log.batch import HEADER_BYTES
 from walstream.log.records import iter_records
 
@@ -284,6 +284,79 @@ def test_a_sync_that_failed_outside_the_journal_is_not_forgotten_by_it(tmp_path)
     rig.settle()
     lose(partition)
     assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
+
+
+def full(rig, disk, partition):
+    """Let a partition with a record in the journal meet a full disk; there is space again at once."""
+    rig.write(partition, "acknowledged")
+    disk.faults["write", "/t/"] = errno.ENOSPC
+    rig.write(partition, "x")
+    disk.faults.clear()
+    assert isinstance(partition.write_error, DiskFull)
+
+
+def come_back(rig):
+    rig.store.tick()
+    rig.driver.flush()
+
+
+def test_a_sync_that_failed_on_the_way_back_from_a_full_disk_is_not_forgotten_by_the_journal(tmp_path):
+    """Recovery opens the files anew: without that, settling would be told that all is well, and drop the journal."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    full(rig, disk, partition)
+    disk.faults["sync", "/t/"] = errno.EIO
+    come_back(rig)
+    assert partition.write_error is not None
+    disk.faults.clear()
+    rig.settle()
+    lose(partition)
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
+
+
+def test_a_way_back_from_a_full_disk_that_failed_is_tried_again(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    full(rig, disk, partition)
+    disk.faults["sync", "/t/"] = errno.EIO
+    come_back(rig)
+    disk.faults.clear()
+    rig.settle()
+    lose(partition)
+    come_back(rig)
+    rig.write(partition, "more")
+    rig.settle()
+    assert values(partition) == ["acknowledged", "more"]
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged", "more"]
+
+
+def test_nobody_comes_back_from_a_full_disk_while_the_same_files_are_being_synced(tmp_path):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    commit, partition = rig.store.commit, rig.topic("t")
+    full(rig, disk, partition)
+    commit.ask_settling()
+    assert commit.begin_settling()
+    come_back(rig)
+    assert partition.write_error is not None
+    commit.complete_settling(commit.settle())
+    come_back(rig)
+    assert partition.write_error is None
+
+
+def test_who_came_back_from_a_full_disk_has_nothing_synced_by_way_of_old_files(tmp_path):
+    """An error told to one who does not use the file any more would not be told to who does."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    full(rig, disk, partition)
+    come_back(rig)
+    disk.syncs.clear()
+    rig.settle()
+    assert disk.syncs == []
+    assert values(partition) == ["acknowledged"]
 
 
 def test_segments_go_on_being_synced_when_there_was_no_space_for_the_next_journal_file(tmp_path):

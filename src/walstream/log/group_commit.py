@@ -312,6 +312,16 @@ class GroupCommit:
         self.run_between(_nothing)
 
     @property
+    def is_settling(self) -> bool:
+        """Whether segments are being synced beside the flushes. Between two flushes none begins to be."""
+        return self._settling is not None
+
+    def forget(self, key: PartitionKey) -> None:
+        """Between flushes: void what the journal holds for a partition, whose files somebody else has synced."""
+        self._journal.forget([key])
+        self._behind = {number: behind for number, behind in self._behind.items() if behind.owner.key != key}
+
+    @property
     def wants_settling(self) -> bool:
         """Whether single small flushes go the slow way until the segments are synced and the journal begins anew."""
         return self._settling is None and self._journal.is_cold

@@ -183,6 +183,14 @@ class KeptLog(ReadableLog):
         kept = [segment for segment in self.segments if id(segment) not in gone]
         self.segments = sorted([*kept, *new], key=base_offset)
 
+    def distrust_files(self) -> None:
+        """Take nothing for synced any more: recovery, which opened the files anew, has failed, perhaps at a sync.
+
+        The kernel tells of that once. Settling would be told that all is well, and drop the journal.
+        """
+        for segment in self.segments:
+            segment.distrust()
+
     # ── what the checkpoint keeps ────────────────────────────────────────────────────────────────────────────────
 
     def checkpoint(self) -> PartitionCheckpoint:

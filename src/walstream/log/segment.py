@@ -115,6 +115,11 @@ class Segment:
             file.sync()
             self._sync_failed = False
 
+    def distrust(self) -> None:
+        """Let every later sync fail: who opened the file anew may have been told of what was written by way of this."""
+        with self._syncing:
+            self._sync_failed = self._sync_failed or self.synced_size < self.size
+
     @property
     def index(self) -> Index:
         """The index, read from its file or made again from the batches. Blocks the first time on a sealed segment."""

@@ -305,8 +305,8 @@ class LogStore:
         self._driver.run(job, done)
 
     def forget(self, key: PartitionKey) -> None:
-        """Void what the journal holds for a partition."""
-        self._journal.forget([key])
+        """Void what the journal holds for a partition, whose files are synced without it."""
+        self.commit.forget(key)
 
     def leave_alone(self, partition: ReadableLog, then: Callable[[], None]) -> None:
         """Call back once compaction does not work on a partition."""
@@ -402,11 +402,14 @@ class LogStore:
         saved = partition.checkpoint()
 
         def work() -> None:
+            if self.commit.is_settling:
+                return  # It syncs the same files: of a sync that fails either this would hear, or that. Next time.
             try:
                 redo = self._journal.read().get(partition.key, {})
                 found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
-                self._journal.forget([partition.key])
+                self.forget(partition.key)
             except (OSError, WalstreamError) as error:
+                partition.distrust_files()
                 log.warning("partition stays offline", partition=partition.name, error=str(error))
             else:
                 self._driver.post(lambda: self._reopened(partition, found))
