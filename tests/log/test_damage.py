@@ -268,6 +268,23 @@ def test_later_rounds_do_not_drop_a_journal_file_that_was_kept(tmp_path):
     assert len(rig.disk.list(rig.folder / "journal")) == 2  # Everything is in its place again.
 
 
+def test_a_clean_stop_does_not_hide_what_only_the_journal_has(tmp_path):
+    """The file may end just where the checkpoint says: pages whose sync failed need not be in it."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    rig.write(partition, "synced")
+    rig.settle()
+    rig.write(partition, "acknowledged")  # In the journal.
+    disk.faults["sync", "/t/"] = errno.EIO
+    rig.settle()
+    disk.faults.clear()
+    rig.store.close()
+    rig.store.mark_clean()
+    lose_tail(partition)
+    assert values(rig.again().store.partition("t", 0)) == ["synced", "acknowledged"]
+
+
 def test_a_sync_that_failed_outside_the_journal_is_not_forgotten_by_it(tmp_path):
     """The kernel reports a failed sync once: a later one of the same file returns as if all were well."""
     disk = FaultyDisk()

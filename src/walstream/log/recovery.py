@@ -127,7 +127,9 @@ def recover(
         high_watermark_epoch=known.high_watermark_epoch,
         cut=cut,
     )
-    if clean and segments[-1].base_offset == known.segment and segments[-1].size == known.position:
+    # A clean stop leaves nothing in the journal for a log, unless a sync of its files had failed: then it has the rest.
+    is_whole = segments[-1].base_offset == known.segment and segments[-1].size == known.position
+    if clean and is_whole and not redo:
         segments[-1].synced_offset = known.offset
     else:
         durable_end = max(known.durable_end, known.high_watermark)
