@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from walstream.cluster.metadata import NodeId, PartitionState
 from walstream.log.partition_log import PartitionLog
-from walstream.sim.mirror import Mirror, first_difference
+from walstream.sim.mirror import Item, Mirror, first_difference
 
 NO_LIFE = -2
 """Of a copy that was not opened since its disk was new. A record may name -1: whichever life."""
@@ -61,25 +61,38 @@ class History:
     """The newest epoch that was begun without a promise: what leaders of older ones still say counts for nothing."""
     given_up_epoch: int = -1
     """The newest of those whose leader has begun: what it did not hold is committed no more."""
+    lost: set[Item] = field(default_factory=set)
+    """What was committed, held by enough then, and is so no more."""
 
     @property
     def has_given_up(self) -> bool:
         """Whether losing records was ever allowed."""
         return self.unclean_epoch >= 0
 
-    def give_up(self, copy: Copy, start: int) -> None:
-        """Losing records was allowed, and somebody leads since: what it holds is what is committed from here on."""
+    def give_up(self, copy: Copy, start: int, watermark: int) -> None:
+        """Losing records was allowed, and somebody leads since: what it holds is what is committed from here on.
+
+        That may be more than before, if one led in between who lacked it: its high watermark, with which it begins, is
+        from an earlier time, and what was committed then is back, though nobody else may hold it now. What never was
+        committed is not: that it may not expose before enough hold it.
+        """
         self.given_up_epoch = self.unclean_epoch
         committed = self.committed
         end = committed.end
         missing = first_difference(committed.between(start, end), copy.mirror)
         if missing is not None:
+            self.lost.update(committed.between(missing[0].base, end))
             committed.cut(missing[0].base)
         committed.goes_on_at = 0
         if committed.end < start:
             # One led in between who lacked what this one knows to be deleted.
             whole = copy.mirror.between(start, copy.mirror.end)
             committed.goes_on_at = whole[0].base if whole else copy.mirror.end
+        kept_end = committed.end
+        for item in copy.mirror.between(kept_end, watermark):
+            if item.base != committed.end or item not in self.lost:
+                break
+            committed.add(item)
         if missing is None and committed.end == end:
             return
         self.sequences = {
@@ -88,8 +101,8 @@ class History:
             if item.producer >= 0
         }
         for other in self.copies.values():
-            other.high_watermark = min(other.high_watermark, committed.end)
-            other.checked_end = min(other.checked_end, committed.end)
+            other.high_watermark = min(other.high_watermark, kept_end)
+            other.checked_end = min(other.checked_end, kept_end)
 
     def is_outdated(self, log: PartitionLog) -> bool:
         """Tell whether what a log calls visible was promised before losing it was allowed."""

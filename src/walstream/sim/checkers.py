@@ -242,7 +242,7 @@ class Checkers:
             return  # It does not know yet that it has been replaced; nothing it commits can contradict the newer one.
         start = replica.log.log_start
         if history.given_up_epoch < history.unclean_epoch <= epoch:
-            history.give_up(copy, start)
+            history.give_up(copy, start, replica.log.high_watermark)
         missing = first_difference(history.committed.between(start, history.committed.end), copy.mirror)
         if missing is not None:
             _fail(
