@@ -116,6 +116,38 @@ def test_a_hanging_disk_holds_everything_up_until_it_comes_back() -> None:
     assert heard == ["a"]
 
 
+class PausedNode(OneNode):
+    """A store whose process can stand still: what happens meanwhile waits."""
+
+    def __init__(self, seed: int) -> None:
+        self.waiting: list[Callable[[], None]] | None = None
+        super().__init__(seed)
+
+    def run(self, callback: Callable[[], None]) -> None:
+        if self.waiting is None:
+            super().run(callback)
+        else:
+            self.waiting.append(callback)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_flush_ends_before_the_next_one_begins_also_in_a_process_that_stood_still(seed: int) -> None:
+    node = PausedNode(seed)
+    node.store.create_topics([NewTopic("t", 1, {})])
+    node.append("a", lambda: None)
+    node.waiting = []
+    while node.clock.step():
+        pass
+    assert node.waiting
+    node.waiting = None
+    node.append("b", lambda: None)
+    node.crash()
+    node.start()
+    partition = node.store.partition("t", 0)
+    assert not partition.damaged
+    assert values(partition) in ([], ["a"])
+
+
 def test_a_dead_driver_tells_nothing() -> None:
     node = OneNode(5)
     node.store.create_topics([NewTopic("t", 1, {})])

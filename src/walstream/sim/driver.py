@@ -169,9 +169,11 @@ class SimDriver:
             return
         work = lane.current
         assert work is not None
-        lane.current = lane.timer = None
+        lane.timer = None
 
         def happen() -> None:
+            # Not before: a process that stands still begins nothing else on the same thread.
+            lane.current = None
             if (told := work()) is not None:
                 self.post(told)
             if lane.queue and lane.current is None:
