@@ -351,3 +351,23 @@ def test_a_broken_journal_forgets_all_the_same(tmp_path) -> None:
     again = rig.again(replicated=True)
     assert again.store.partition("wide", 0).log_end == 1
     assert again.store.partition("wide", 1).log_end == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sync_that_fails_for_who_had_the_file_before_a_cut_counts_after_it(seed: int) -> None:
+    """Settling that was under way when the log was cut syncs the same file, and is told of what was written since."""
+    rig = PowerRig(SimDisk(Random(seed)), defaults=TopicSettings())
+    commit, partition = rig.store.commit, filled(rig, 4)
+    commit.ask_settling()
+    assert commit.begin_settling()
+    cut(rig, partition, 2)
+    rig.receive(partition, 9, "since then")
+    rig.driver.flush()  # By the journal.
+    durable = contents(partition)
+    assert len(durable) == 3
+    rig.disk.failing_syncs = 1
+    commit.complete_settling(commit.settle())
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    rig.disk.crash()
+    assert contents(rig.again().store.partition("t", 0)) == durable

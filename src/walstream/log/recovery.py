@@ -1,7 +1,7 @@
 """Recovery: from what a folder holds to a log that can be trusted.
 
-After a clean stop nothing is read. Otherwise what was announced is finished (a compaction's swap, a cut), the segments
-are opened, and every batch from the checkpoint on is checked (`scanning`).
+After a clean stop that left nothing in the journal nothing is read. Otherwise what was announced is finished (a
+compaction's swap, a cut), the segments are opened, and every batch from the checkpoint on is checked (`scanning`).
 
 Owns which files make up the log. Blocks; called before the partition serves, or while it is offline.
 """

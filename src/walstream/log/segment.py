@@ -51,11 +51,21 @@ class OpenFiles:
         self._open.pop(id(segment), None)
 
 
+class Syncing:
+    """The syncs of one file: one at a time, and whether one has failed."""
+
+    __slots__ = ("has_failed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.has_failed = False
+
+
 class Segment:
     """A file of batches from `base_offset` on."""
 
     __slots__ = (
-        "_disk", "_file", "_index", "_open_files", "_sync_failed", "_syncing", "base_offset", "created_ms",
+        "_disk", "_file", "_index", "_open_files", "_syncing", "base_offset", "created_ms",
         "durable_size", "has_file", "is_named", "path", "sealed", "size", "synced_offset", "synced_size",
     )  # fmt: skip
 
@@ -64,8 +74,7 @@ class Segment:
         self._open_files = open_files
         self._file: File | None = None
         self._index: Index | None = None
-        self._syncing = Lock()
-        self._sync_failed = False
+        self._syncing = Syncing()
         self.base_offset = base_offset
         self.path = folder / f"{base_offset:020d}.log"
         self.size = self.durable_size = self.synced_size = size
@@ -108,17 +117,22 @@ class Segment:
         for the others, also for what they had written before. A repair that nobody shared the error with may be made
         again, for it writes its batches again.
         """
-        with self._syncing:
-            if self._sync_failed:
+        syncing = self._syncing
+        with syncing.lock:
+            if syncing.has_failed:
                 raise OSError(errno.EIO, "an earlier sync of the file failed")
-            self._sync_failed = self.synced_size < self.size
+            syncing.has_failed = self.synced_size < self.size
             file.sync()
-            self._sync_failed = False
+            syncing.has_failed = False
 
     def distrust(self) -> None:
         """Let every later sync fail: who opened the file anew may have been told of what was written by way of this."""
-        with self._syncing:
-            self._sync_failed = self._sync_failed or self.synced_size < self.size
+        with self._syncing.lock:
+            self._syncing.has_failed = self._syncing.has_failed or self.synced_size < self.size
+
+    def share_syncs(self, other: Segment) -> None:
+        """Take the place of another segment, of the same file: settling may still be at work on that one."""
+        self._syncing = other._syncing
 
     @property
     def index(self) -> Index:

@@ -205,6 +205,7 @@ class Cutting:
         last.synced_offset = cut.end
         if kept:
             last.created_ms = kept[-1].created_ms
+            last.share_syncs(kept[-1])
             if kept[-1].size:
                 last.index = kept[-1].index.copy()
                 last.index.truncate(cut.position)
