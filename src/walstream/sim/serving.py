@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from walstream.sim.cluster import Cluster
 
 Answer = Callable[[WalstreamError | None], None]
-ReadDone = Callable[[int, int, memoryview | WalstreamError], None]
+ReadDone = Callable[[int, int | None, memoryview | WalstreamError], None]
+"""Hears the leader's epoch, its high watermark if it knows how far others had come, and what was read."""
 
 
 class Serving:
@@ -124,13 +125,16 @@ class Serving:
             epoch = copy.leading_epoch
             if epoch is None:
                 return
-            if not copy.replica.is_settled:
+            # As the node's Fetch does: what is known to be committed is served, and nothing said about the end.
+            is_settled, high_watermark = copy.replica.is_settled, log.high_watermark
+            if not is_settled and offset >= high_watermark:
                 error = OffsetNotAvailable("The new leader does not know yet.")
+            told = high_watermark if is_settled else None
             if isinstance(error, WalstreamError):
-                done(epoch, log.high_watermark, error)
+                done(epoch, told, error)
             elif data is not None:
                 self.cluster.checkers.observe(copy)
-                done(epoch, log.high_watermark, data)
+                done(epoch, told, data)
 
         try:
             data = log.read_cached(offset, bytes_max)

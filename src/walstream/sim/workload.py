@@ -173,29 +173,32 @@ class Reader:
         if position and self._clock.chance(0.1):
             position = self._clock.between(0, position - 1)
 
-        def done(epoch: int, high_watermark: int, data: memoryview | WalstreamError) -> None:
+        def done(epoch: int, high_watermark: int | None, data: memoryview | WalstreamError) -> None:
             self._judge(node, position, epoch, high_watermark, data)
 
         node.read(self._key, position, READ_BYTES_MAX, done)
 
     def _judge(
-        self, node: SimNode, position: int, epoch: int, high_watermark: int, data: memoryview | WalstreamError
+        self, node: SimNode, position: int, epoch: int, high_watermark: int | None, data: memoryview | WalstreamError
     ) -> None:
+        """Look at an answer; one without a high watermark comes from a leader who does not know it yet."""
         name = f"reader {self._number} at node {node.id}"
         unclean_epoch = self._cluster.checkers.unclean_epoch(self._key)
         if epoch < max(self._epoch, unclean_epoch) or isinstance(data, OffsetNotAvailable):
             return
-        has_lost = self._epoch < unclean_epoch
-        self._epoch = epoch
-        if has_lost:
+        if self._epoch < unclean_epoch:
             # What it has seen may be gone, as was allowed: it looks again where the log ends.
-            self._high_watermark, self._position = 0, min(self._position, high_watermark)
+            if high_watermark is not None:
+                self._epoch, self._high_watermark = epoch, 0
+                self._position = min(self._position, high_watermark)
             return
-        if high_watermark < self._high_watermark:
-            raise Violation(
-                "hw goes back", f"{name} saw the high watermark at {self._high_watermark}, then at {high_watermark}"
-            )
-        self._high_watermark = high_watermark
+        self._epoch = epoch
+        if high_watermark is not None:
+            if high_watermark < self._high_watermark:
+                raise Violation(
+                    "hw goes back", f"{name} saw the high watermark at {self._high_watermark}, then at {high_watermark}"
+                )
+            self._high_watermark = high_watermark
         if isinstance(data, OffsetOutOfRange) and position >= node.log_start(self._key):
             raise Violation("reads", f"{name} stands at {position}, below what it has seen, and is told: {data}")
         if isinstance(data, OffsetOutOfRange):
