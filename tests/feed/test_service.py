@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 
 from feed.frames import Written
 from feed.memory import MemoryLog, served, until
+from walstream.errors import UnreachableError
 from walstream.feed import wal_pb2
 from walstream.feed.service import service as service_module
-from walstream.feed.service.batching import decompress
+from walstream.feed.service import subscription as subscription_module
+from walstream.feed.service.batching import batch_response, decompress
 from walstream.feed.service.resume import position_of, resume_token
 from walstream.positions import GlobalLsn
 
@@ -299,8 +302,6 @@ class TestEnds:
             assert trailing(error)["walstream-resume-lsn"] == text(41)
 
     async def test_the_stop_of_the_feed(self, tmp_path: Path) -> None:
-        from walstream.errors import UnreachableError
-
         async with served(tmp_path, await memory(5)) as feed:
             call = feed.subscribe(start_lsn="oldest")
             assert await read(call, 5) == list(range(1, 6))
@@ -310,6 +311,31 @@ class TestEnds:
             assert trailing(error)["walstream-resume-lsn"] == text(6)
             _, error = await ended(feed.subscribe())
             assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+    async def test_the_stop_while_a_batch_is_compressed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That batch is never sent, so whoever resumes where the error says gets it then."""
+        begun, may_go_on = threading.Event(), threading.Event()
+
+        def slow(slices: Any, compression: int) -> bytes:
+            if slices[0].first > lsn(1):
+                begun.set()
+                assert may_go_on.wait(10)
+            return batch_response(slices, compression)
+
+        monkeypatch.setattr(subscription_module, "batch_response", slow)
+        log = await memory(3000, value=b"some words " * 20)
+        log.frame_entries = 1000
+        async with served(tmp_path, log) as feed:
+            call = feed.subscribe(start_lsn="oldest", accept_compression=[wal_pb2.ZSTD])
+            assert (await call.read()).batch.last_lsn == text(1000)
+            await until(begun.is_set)
+            feed.service.stop(UnreachableError("feed_stopping: the feed is being stopped"))
+            await until(lambda: not feed.service.streams)
+            may_go_on.set()
+            found, error = await ended(call)
+            assert [one.WhichOneof("payload") for one in found] == ["error"]
+            assert trailing(error)["walstream-resume-lsn"] == text(1001)
+            assert feed.service.sent.entries == 1000
 
     async def test_one_stream_too_many(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(1), subscriptions_max=3) as feed:

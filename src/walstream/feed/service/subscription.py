@@ -249,7 +249,11 @@ class Subscription:
                 self.end(item)
                 return
             data = await self._encode(item) if isinstance(item, Batch) else item.data
-            # Told before it is sent: the subscriber may acknowledge it before the call says that it is on its way.
+            if self.error is not None:
+                # The stream has ended while this was compressed. Who resumes where it is told to must still get it.
+                return
+            # Told before it is sent: the subscriber may acknowledge it before the call says that it is on its way. The
+            # call has it before anything else happens here, and the end waits for it: `resume` is never beyond that.
             self._count(item, len(data))
             try:
                 await write(data)
