@@ -128,8 +128,10 @@ class MemoryAcks:
         self._marks, self._service = marks, service
 
     async def acknowledge(self, subscriber: Subscriber, lsn: int) -> int:
-        self._marks.fold(subscriber.key("ack"), Watermarks.record(lsn, now_ms()))
-        self._service.hear(subscriber)
+        # As `AckLog` does: what is not news is not written, so nobody hears of it.
+        if self._marks.acked(subscriber) < lsn:
+            self._marks.fold(subscriber.key("ack"), Watermarks.record(lsn, now_ms()))
+            self._service.hear(subscriber)
         return self._marks.acked(subscriber)
 
     async def forget(self, subscriber: Subscriber) -> None:

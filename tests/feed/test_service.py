@@ -301,6 +301,16 @@ class TestEnds:
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert trailing(error)["walstream-resume-lsn"] == text(41)
 
+    async def test_what_was_acknowledged_before_takes_no_credit(self, tmp_path: Path) -> None:
+        async with served(tmp_path, await memory(100), backpressure_timeout_ms=1500) as feed:
+            await feed.ack(lsn(90))
+            call = feed.subscribe(start_lsn="oldest", credit_entries=10)
+            assert await read(call, 100) == list(range(1, 101))
+            await feed.log.append(*entries(101, 110))
+            _, error = await ended(call)
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert trailing(error)["walstream-resume-lsn"] == text(101)
+
     async def test_the_stop_of_the_feed(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(5)) as feed:
             call = feed.subscribe(start_lsn="oldest")

@@ -155,6 +155,8 @@ class Service:
         self.streams[stream.number] = stream
         self._by_subscriber.setdefault(demand.subscriber, {})[stream.number] = stream
         self.marks.connect(demand.subscriber, stream.number, opened.start, now_ms())
+        # As it is now: an acknowledgement may have come while the source was opened.
+        stream.acknowledge(self.marks.acked(demand.subscriber))
         log.info(
             "subscribed",
             subscriber=str(demand.subscriber),
