@@ -493,6 +493,17 @@ class TestAcks:
             assert f"up to {text(5)}" in caught.value.details()
             await feed.ack(lsn(5))
 
+    async def test_what_a_heartbeat_told_may_be_acknowledged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also at a feed where the stream is not, and though nothing is there with that LSN."""
+        monkeypatch.setattr(service_module, "HEAD_WAIT_S", 0.1)
+        async with served(tmp_path, await memory(10)) as feed:
+            monkeypatch.setattr(feed.log, "resolved", lambda: lsn(500))
+            assert (await feed.ack(lsn(500))).acked_lsn == text(500)
+            with pytest.raises(grpc.aio.AioRpcError, match="was not sent"):
+                await feed.ack(lsn(501))
+
     async def test_what_an_entry_says_may_be_acknowledged_when_it_arrives(self, tmp_path: Path) -> None:
         async with served(tmp_path) as feed:
             call = feed.subscribe(start_lsn="oldest")

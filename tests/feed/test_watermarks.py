@@ -155,6 +155,19 @@ class TestWhatMustBeKept:
         ack(marks, ANN, 500)
         assert marks.done(ANN) == 9000
 
+    def test_a_quiet_one_says_itself_that_nothing_was_sent(self) -> None:
+        """After a crash of the feed, by an acknowledgement of what its heartbeats tell."""
+        marks = Watermarks(MINUTE_MS)
+        ack(marks, ANN, 10)
+        marks.fold(ANN.key("seen"), Watermarks.record(4900, 0, clean=4900))
+        marks.connect(ANN, 1, 5000, 0)
+        marks.advance(ANN, 1, 9000)
+        assert marks.done(ANN) == 4900
+        assert marks.ceiling(ANN) == 9000
+        ack(marks, ANN, 9000)
+        marks.advance(ANN, 1, 50_000)
+        assert marks.done(ANN) == 50_000
+
     def test_the_slowest_stream_counts(self) -> None:
         marks = Watermarks(MINUTE_MS)
         ack(marks, ANN, 10)

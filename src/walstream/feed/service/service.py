@@ -252,14 +252,18 @@ class Service:
             )
 
     async def _head(self, lsn: int) -> int:
-        """Return the head, having waited for it to reach an LSN that another feed may have sent already."""
+        """Return where the log ends, having waited for that to reach an LSN that another feed may have sent already."""
         if found := await self.reading.head_of_transactions(lsn):
             return found
         for _ in range(int(HEAD_WAIT_S / HEAD_LOOK_S)):
-            if self.reading.head() >= lsn:
+            if self._furthest() >= lsn:
                 break
             await asyncio.sleep(HEAD_LOOK_S)
-        return self.reading.head()
+        return self._furthest()
+
+    def _furthest(self) -> int:
+        """Return the last LSN that a subscriber can have: of an entry, or told by a heartbeat."""
+        return max(self.reading.head(), self.reading.resolved())
 
     async def _get_lsn(self, data: bytes, context: Context) -> wal_pb2.GetLSNResponse:
         async def look(identity: Identity) -> wal_pb2.GetLSNResponse:
