@@ -91,6 +91,27 @@ class TestWhereItBegins:
             feed.log.remove_before(lsn(3))
             assert await read(feed.subscribe(subscriber_id="another"), 8) == list(range(3, 11))
 
+    async def test_who_has_acknowledged_all_that_came_misses_nothing(self, tmp_path: Path) -> None:
+        """Nothing is kept for it where others' entries were: neither its last one, nor the place behind it."""
+        log = await memory(4, tenant="other")
+        await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
+        async with served(tmp_path, log, heartbeat_ms=20) as feed:
+            metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
+            call = feed.subscribe(metadata, start_lsn="oldest")
+            assert await read(call, 1) == [5]
+            await feed.ack(lsn(5), metadata)
+            assert (await call.read()).heartbeat.resolved_lsn == text(59)
+            call.cancel()
+            await until(lambda: not feed.service.streams)
+            log.remove_before(lsn(30))
+            await log.append(*entries(60, 61, tenant="acme"))
+            for start in ("", text(5), text(6), text(20)):
+                assert await read(feed.subscribe(metadata, start_lsn=start), 1) == [60]
+            _, error = await ended(feed.subscribe(metadata, start_lsn=text(4)))
+            assert error.code() is grpc.StatusCode.OUT_OF_RANGE, "it was asked for once more, and is gone"
+            _, error = await ended(feed.subscribe(feed.admin(), start_lsn=text(6)))
+            assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+
     async def test_with_what_comes_now(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(10)) as feed:
             call = feed.subscribe(start_lsn="head")
