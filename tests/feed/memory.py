@@ -62,6 +62,10 @@ class MemoryLog(Reading):
 
     def check_is_whole(self, version: int, topics: tuple[str, ...]) -> None: ...
 
+    def check_is_fit(self, topics: tuple[str, ...]) -> None: ...
+
+    async def look_again(self, topics: tuple[str, ...]) -> None: ...
+
     def own_topics(self, topics: tuple[str, ...]) -> list[str]:
         return []
 
@@ -113,6 +117,9 @@ class MemorySource(FrameSource):
         log.reads += 1
         self.position = frame.lsns[-1] + 1
         return frame
+
+    def head(self) -> int:
+        return self._log.head()
 
     def entries_behind(self) -> int:
         return self._log.count_from(self.position)

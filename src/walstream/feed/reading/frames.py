@@ -132,6 +132,10 @@ class FrameSource:
         """
         raise NotImplementedError
 
+    def head(self) -> int:
+        """Return the LSN of the newest entry of its kind, for whomever; 0: there is none."""
+        raise NotImplementedError
+
     def entries_behind(self) -> int:
         """Return how many entries of the log have not been handed out yet, as far as is known."""
         raise NotImplementedError

@@ -119,6 +119,16 @@ class Topics:
         lost = (topic for topic, when in self.lost.items() if when > version)
         return next((topic for topic in lost if topic in patterns or matches_topic(patterns, topic)), "")
 
+    def unfit(self, names: tuple[str, ...]) -> str:
+        """Return one of these that is a topic of the log and has no append time; empty: none is known."""
+        known = self._client.topics
+        return next((name for name in names if self._has_append_time.get(name) is False and name in known), "")
+
+    async def look_again(self, name: str) -> None:
+        """Look whether a topic has got append time since, if that is possible now."""
+        self._checked_s[name] = float("-inf")
+        await self.refresh_quietly()
+
     def id_of(self, partition: TopicPartition) -> str:
         """Return the id of the topic of a partition that is in the feed."""
         return self._ids[partition]
@@ -145,7 +155,7 @@ class Topics:
         await self.refresh()
         for name in names:
             if not any(partition.topic == name for partition in self.asked):
-                raise LogUnfit(f"{name} has no append time, so its records have no LSNs.", _mend(name))
+                raise without_append_time(name)
 
     def note_end(self, partition: TopicPartition, offset: int) -> None:
         """Take note of how far a partition goes, so that its next roll has a region in time."""
@@ -313,6 +323,11 @@ class Topics:
         self.version += 1
         self._metrics.partitions = len(self.lanes)
         log.info("partitions of the feed", partitions=len(self.lanes), joined=len(new), left=len(gone))
+
+
+def without_append_time(topic: str) -> LogUnfit:
+    """Return what whoever asks for a topic that cannot be in the feed is told."""
+    return LogUnfit(f"{topic} has no append time, so its records have no LSNs.", _mend(topic))
 
 
 def _mend(topic: str) -> str:
