@@ -18,6 +18,12 @@ from .support import MakeNode
 from .test_feed_retention import read_on, running, subscribe
 
 
+async def read_into(call: Any, responses: list[str]) -> None:
+    """Read until the stream ends."""
+    while True:
+        responses.append(str(await call.read()))
+
+
 async def test_a_topic_that_loses_its_append_time(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,11 +34,12 @@ async def test_a_topic_that_loses_its_append_time(
     for topic in ("orders", "users"):
         create_feed_topic(node, topic)
         write(node, topic, [b"1"])
-    async with running(node, tmp_path) as (feed, keys, channel):
+    async with running(node, tmp_path, heartbeat_ms=100) as (feed, keys, channel):
         everything = subscribe(channel, keys, "everything", start_lsn="oldest")
         orders = subscribe(channel, keys, "orders", start_lsn="oldest", topics=["orders"])
         users = subscribe(channel, keys, "users", start_lsn="oldest", topics=["users"])
-        for call in (everything, orders, users):
+        tenants = subscribe(channel, keys, "ann", "acme", start_lsn="oldest")
+        for call in (everything, orders, users, tenants):
             await call.read()
         await feed.retention.look()
         with pytest.raises(KafkaException, match="orders is held by a feed"):
@@ -44,6 +51,12 @@ async def test_a_topic_that_loses_its_append_time(
             with pytest.raises(grpc.aio.AioRpcError, match="orders has no append time any more") as caught:
                 await asyncio.wait_for(read_on(call), 60)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        responses: list[str] = []
+        with pytest.raises(grpc.aio.AioRpcError, match="A topic has no append time any more") as caught:
+            await asyncio.wait_for(read_into(tenants, responses), 60)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        told = f"{responses} {caught.value.details()} {caught.value.trailing_metadata()}"
+        assert "orders" not in told, "which topics there are is not for tenants to know"
         await asyncio.to_thread(write, node, "users", [b"2"])
         async with asyncio.timeout(60):
             while not (entries := (await users.read()).batch.entries):

@@ -123,6 +123,9 @@ class Reading:
                 f"{lost} has no append time any more, so what is written to it now has no LSNs and is not in the feed.",
                 f"walstream topic alter {lost} --set {TIMESTAMP_TYPE}={APPEND_TIME}; what came meanwhile "
                 "is only in the log.",
+            ).without_names(
+                "A topic has no append time any more, so what is written to it now has no LSNs and is not in the feed.",
+                "Whoever runs the feed knows which; subscribe again to have the others.",
             )
 
     def check_is_fit(self, topics: tuple[str, ...]) -> None:

@@ -38,6 +38,7 @@ from walstream.feed.service.responses import error_response, shown
 from walstream.feed.service.resume import resume_token
 from walstream.feed.service.sources import extent, open_source
 from walstream.feed.service.subscription import ClientGone, Sent, StreamFailed, Subscription, Surroundings
+from walstream.feed.service.telling import telling, told
 from walstream.feed.service.watermarks import Subscriber, Watermarks
 from walstream.positions import GlobalLsn
 
@@ -130,6 +131,7 @@ class Service:
             self._close(stream)
         if isinstance(error, ClientGone):
             return
+        error = told(error, stream.demand.subscriber.role)
         # What the call was given it cannot take back, and holds until the client takes it or is gone. Meanwhile the
         # stream keeps its place: so many messages can be held, and no more.
         self.ending += 1
@@ -143,6 +145,10 @@ class Service:
 
     async def _open(self, request: bytes, context: Context, place: ExitStack) -> Subscription:
         identity = await self._auth.authenticate(context.invocation_metadata() or ())
+        with telling(identity.role):
+            return await self._open_for(identity, request, context, place)
+
+    async def _open_for(self, identity: Identity, request: bytes, context: Context, place: ExitStack) -> Subscription:
         demand = Demand.of(_read(wal_pb2.SubscribeRequest, request), identity, self.config)
         if self._stopping is not None:
             raise self._stopping
@@ -281,7 +287,9 @@ class Service:
 
     async def _answer(self, method: str, context: Context, make: Callable[[Identity], Awaitable[T]]) -> T:
         try:
-            made = await make(await self._auth.authenticate(context.invocation_metadata() or ()))
+            identity = await self._auth.authenticate(context.invocation_metadata() or ())
+            with telling(identity.role):
+                made = await make(identity)
         except WalstreamError as error:
             await self._abort(context, method, error)
         self.calls[method, "OK"] += 1
