@@ -194,7 +194,7 @@ class AckLog:
         self._post(self._fold, records, end)
 
     def _fold(self, records: list[tuple[bytes, bytes | None]], end: int) -> None:
-        changed = {self._watermarks.fold(key, value) for key, value in records}
+        changed = {self._take_in(key, value) for key, value in records}
         self._folded = max(self._folded, end)
         for offset in [offset for offset in self._waiting if offset < self._folded]:
             for future in self._waiting.pop(offset):
@@ -203,6 +203,14 @@ class AckLog:
         for subscriber in changed:
             if subscriber is not None:
                 self._on_change(subscriber)
+
+    def _take_in(self, key: bytes, value: bytes | None) -> Subscriber | None:
+        try:
+            return self._watermarks.fold(key, value)
+        except Exception:
+            # Whoever waits for a record of its own must not wait in vain because of another's.
+            log.exception("record of acknowledgements not taken in")
+            return None
 
     def _post(self, act: Callable[..., None], *arguments: Any) -> None:
         # The loop may be gone when a thread still has something to say.
