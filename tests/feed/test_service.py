@@ -368,6 +368,22 @@ class TestEnds:
             assert trailing(error)["walstream-resume-lsn"] == text(1001)
             assert feed.service.sent.entries == 1000
 
+    async def test_a_bug_ends_the_stream_that_meets_it_and_no_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with served(tmp_path, await memory(5), auth=auth(tmp_path, clock_skew_s=0)) as feed:
+            call = feed.subscribe(start_lsn="oldest")
+            assert await read(call, 5) == list(range(1, 6))
+            [stream] = feed.service.streams.values()
+            monkeypatch.setattr(stream.queue, "deadline", lambda: "a bug")
+            brief = feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 3)
+            other = feed.subscribe(brief, start_lsn="oldest")
+            _, error = await ended(call)
+            assert error.code() is grpc.StatusCode.UNKNOWN
+            assert "The feed failed." in error.details()
+            _, error = await ended(other)
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED, "others are looked at all the same"
+
     async def test_one_stream_too_many(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(1), subscriptions_max=3) as feed:
             calls = [feed.subscribe(start_lsn="oldest") for _ in range(3)]

@@ -198,7 +198,11 @@ class Topics:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            await self.refresh_quietly()
+            try:
+                await self.refresh_quietly()
+            except Exception:
+                # Nobody else looks: without this no topic would join or leave the feed any more, and nothing say so.
+                log.exception("looking for topics failed")
 
     async def _consider(self) -> None:
         """Read the regions that were named meanwhile, and list their partitions before the bound passes them."""

@@ -327,7 +327,11 @@ class Service:
             await asyncio.sleep(CHECK_S)
             now, now_s = time.monotonic(), time.time()
             for stream in list(self.streams.values()):
-                stream.check(now, now_s)
+                try:
+                    stream.check(now, now_s)
+                except Exception as error:
+                    # A bug that one stream meets must not let all the others outlive their tokens.
+                    stream.end(StreamFailed(error))
 
 
 def _read(kind: type[M], data: bytes) -> M:
