@@ -128,10 +128,11 @@ class Regions:
         for name, wanted in SETTINGS.items():
             while True:
                 try:
-                    found = (await self._client.settings([REGIONS.topic], name)).get(REGIONS.topic, wanted)
+                    told = await self._client.settings([REGIONS.topic], name)
                     break
                 except WalstreamError as error:
                     await patience.after(error)
+            found = told.values.get(REGIONS.topic) or wanted
             if found != wanted:
                 raise LogUnfit(
                     f"{REGIONS.topic} has {name}={found}: regions could be lost, or lack their time.",

@@ -12,11 +12,11 @@ name, and never those in which the log and the feed keep what they remember.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from walstream.capture.topics import Names
-from walstream.errors import LogUnfit, UnknownTopic, UsageError, WalstreamError
+from walstream.errors import LogUnfit, NotAuthorized, UnknownTopic, UsageError, WalstreamError
 from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import matches_topic
@@ -76,6 +76,8 @@ class Topics:
         """Topics of walstream's own that a subscriber has asked for."""
         self._has_append_time: dict[str, bool] = {}
         self._told: set[str] = set()
+        self._untold: dict[str, WalstreamError] = {}
+        """Topics whose settings could not be read when that was last tried, and why."""
         self._checked_s: dict[str, float] = {}
         self._ids: dict[TopicPartition, str] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -155,7 +157,7 @@ class Topics:
         await self.refresh()
         for name in names:
             if not any(partition.topic == name for partition in self.asked):
-                raise without_append_time(name)
+                raise self._untold.get(name) or without_append_time(name)
 
     def note_end(self, partition: TopicPartition, offset: int) -> None:
         """Take note of how far a partition goes, so that its next roll has a region in time."""
@@ -264,14 +266,16 @@ class Topics:
         now_s = asyncio.get_running_loop().time()
         unsure = [name for name in names if self._is_unsure(name, now_s)]
         settings = await self._client.settings(unsure, TIMESTAMP_TYPE)
-        self._has_append_time |= {name: settings.get(name) == APPEND_TIME for name in unsure}
-        self._checked_s |= dict.fromkeys(unsure, now_s)
-        for name in unsure:
+        # What is not told now is as it was: a topic does not leave the feed because a question has failed.
+        self._has_append_time |= {name: value == APPEND_TIME for name, value in settings.values.items()}
+        self._checked_s |= dict.fromkeys(settings.values, now_s)
+        for name in settings.values:
             self._tell(name)
+        self._tell_untold(settings.errors)
         return {
             TopicPartition(name, index): str(topics[name].id)
             for name in names
-            if self._has_append_time[name]
+            if self._has_append_time.get(name)
             for index in topics[name].leaders
         }
 
@@ -291,6 +295,18 @@ class Topics:
         elif name not in self._told:
             self._told.add(name)
             log.warning("topic without append time is not in the feed", topic=name, mend=_mend(name))
+
+    def _tell_untold(self, failed: Mapping[str, WalstreamError]) -> None:
+        for name, error in failed.items():
+            if name not in self._untold and not isinstance(error, UnknownTopic):
+                log.warning(
+                    "settings of a topic cannot be read",
+                    topic=name,
+                    is_in_feed=bool(self._has_append_time.get(name)),
+                    error=error.message,
+                    hint="The feed's user needs DescribeConfigs on it." if isinstance(error, NotAuthorized) else "",
+                )
+        self._untold = dict(failed)
 
     async def _name(self, wanted: dict[TopicPartition, str]) -> None:
         """Register the regions that are missing."""

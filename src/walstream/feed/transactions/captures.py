@@ -122,7 +122,9 @@ class CaptureLog:
             # Whoever asks has named it.
             raise UnknownTopic(message, hint).without_names(message, hint)
         settings = await view.client.settings([topic], TIMESTAMP_TYPE)
-        if settings.get(topic) != APPEND_TIME:
+        if topic in settings.errors:
+            raise settings.errors[topic]
+        if settings.values.get(topic) != APPEND_TIME:
             raise LogUnfit(
                 f"{topic} has no append time, so its transactions have no LSNs.",
                 f"walstream topic alter {topic} --set {TIMESTAMP_TYPE}={APPEND_TIME}",
