@@ -11,9 +11,10 @@ import pytest
 from walstream.capture.kafka import LogAddress
 from walstream.errors import NotAuthorized, RequestTimedOut, UnknownTopic
 from walstream.feed.reading import topics as module
-from walstream.feed.reading.calls import TopicMetadata
+from walstream.feed.reading.calls import FetchAnswer, Fetched, TopicMetadata
 from walstream.feed.reading.log_client import LogClient
 from walstream.feed.reading.metrics import ReadingMetrics
+from walstream.feed.reading.region_topic import REGIONS, Regions
 from walstream.feed.reading.topics import APPEND_TIME, TIMESTAMP_TYPE, Topics
 
 
@@ -69,3 +70,19 @@ async def test_a_topic_of_which_nothing_is_known_joins_when_it_is_told() -> None
     assert topics.unfit(("orders",)) == "", "nobody knows whether it is"
     client.answers["orders"] = APPEND_TIME
     assert await wanted(topics) == {"orders", "users"}
+
+
+async def test_regions_wait_for_who_is_to_lead_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was made just now is one that not every node of a cluster knows."""
+    client = Client(**{REGIONS.topic: ""})
+    codes = iter([6, 5, 0])
+
+    async def fetch(node: int, wanted: Any, **_: Any) -> FetchAnswer:
+        return FetchAnswer(0, 0, {REGIONS: Fetched(next(codes), 0, 0, (), b"")}, {})
+
+    async def refresh() -> None: ...
+
+    monkeypatch.setattr(client, "fetch", fetch)
+    monkeypatch.setattr(client, "refresh_quietly", refresh)
+    assert (await Regions.open(client)).table.next_offset == 0
+    assert not list(codes)

@@ -58,8 +58,14 @@ class Regions:
             )
         self = cls(client, str(topic.id))
         await self._check_settings()
-        await self.read()
-        return self
+        patience = Patience(client, WAIT_S)
+        while True:
+            # Who is to lead a topic that was made just now may not know it yet.
+            try:
+                await self.read()
+                return self
+            except WalstreamError as error:
+                await patience.after(error)
 
     async def read(self) -> list[Named]:
         """Read to the end; return what is news. Raises LogUnfit, and what the log says."""
