@@ -103,6 +103,11 @@ class TestSubscribe:
         assert again[0] == found[-1], "the last one acknowledged comes again"
         assert len(again) == 34
 
+    def test_who_gets_nothing_acknowledges_how_far_it_is(self, run: Run) -> None:
+        of_none = ("-t", "none.such", "--subscriber-id", "quiet", "--ack")
+        assert entries(run, *of_none) == []
+        assert entries(run, "--from", "acked", "--subscriber-id", "quiet") == [], "all of it is behind"
+
     def test_it_follows_until_ctrl_c(self, feed: FeedProcess, node: NodeProcess, tmp_path: Path) -> None:
         create_feed_topic(node, "followed")
         out = tmp_path / "out"

@@ -62,6 +62,10 @@ class MemoryLog(Reading):
 
     def check_is_whole(self, version: int, topics: tuple[str, ...]) -> None: ...
 
+    def check_is_fit(self, topics: tuple[str, ...]) -> None: ...
+
+    async def look_again(self, topics: tuple[str, ...]) -> None: ...
+
     def own_topics(self, topics: tuple[str, ...]) -> list[str]:
         return []
 
@@ -114,6 +118,9 @@ class MemorySource(FrameSource):
         self.position = frame.lsns[-1] + 1
         return frame
 
+    def head(self) -> int:
+        return self._log.head()
+
     def entries_behind(self) -> int:
         return self._log.count_from(self.position)
 
@@ -128,8 +135,10 @@ class MemoryAcks:
         self._marks, self._service = marks, service
 
     async def acknowledge(self, subscriber: Subscriber, lsn: int) -> int:
-        self._marks.fold(subscriber.key("ack"), Watermarks.record(lsn, now_ms()))
-        self._service.hear(subscriber)
+        # As `AckLog` does: what is not news is not written, so nobody hears of it.
+        if self._marks.acked(subscriber) < lsn:
+            self._marks.fold(subscriber.key("ack"), Watermarks.record(lsn, now_ms()))
+            self._service.hear(subscriber)
         return self._marks.acked(subscriber)
 
     async def forget(self, subscriber: Subscriber) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jwt
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -56,6 +57,22 @@ async def refuse(token: str, *keys: Any, **settings: Any) -> AuthenticationFaile
     for part in token.split("."):
         assert len(part) < 8 or part not in str(caught.value)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    ("jwks_name", "issuer", "warns"),
+    [
+        ("https://issuer.example/jwks.json", "", True),
+        ("keys.json", "", True),
+        ("https://issuer.example/jwks.json", "https://issuer.example", False),
+        (".walstream/feed-jwks.json", "", False),
+    ],
+)
+async def test_a_feed_that_believes_any_issuer_says_so(jwks_name: str, issuer: str, warns: bool) -> None:
+    config = FeedAuthConfig(jwks=jwks_name, issuer=issuer)
+    with structlog.testing.capture_logs() as lines:
+        await Authenticator(config, Keys(Fixed(jwks(ED)), 300, 10)).open()
+    assert ("tokens of any issuer are believed" in [line["event"] for line in lines]) == warns
 
 
 class TestHonest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import weakref
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from feed.frames import Written, frame_of
 from walstream.errors import UsageError
 from walstream.feed import wal_pb2
-from walstream.feed.reading.frames import Filter, Frame
+from walstream.feed.reading.frames import MATCHES_BYTES_MAX, Filter, Frame
 from walstream.feed.service import batching
 from walstream.feed.service.batching import (
     Limits,
@@ -196,6 +197,20 @@ def test_many_filters_of_one_frame_are_counted() -> None:
     kept = shared.cut(again, Filter(None, b"", ()), Limits(20))
     assert shared.cut(again, Filter(None, b"", ()), Limits(20)) is kept
     assert again.size_bytes < shared.size_bytes < 4 * again.size_bytes, "the frame is counted once"
+
+
+def test_long_filters_are_counted() -> None:
+    shared, frame = SharedCuts(bytes_max=1_000_000), frame_of(entries(1))
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            topics = tuple(f"{number}-{part}-\U0001f600" + "x" * 100 for part in range(100))
+            shared.cut(frame, Filter(b"acme", b"y" * 4000, topics), Limits(10))
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert shared.size_bytes <= 1_000_000
+    assert size_bytes < 2_000_000 + MATCHES_BYTES_MAX, "with what is remembered of the patterns"
 
 
 @given(st.integers(0, (1 << 128) - 1))

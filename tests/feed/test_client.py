@@ -30,6 +30,7 @@ from walstream.errors import (
 )
 from walstream.feed import Client
 from walstream.feed.client import Batch, Heartbeat, Op, Watermark
+from walstream.feed.service.resume import resume_token
 from walstream.positions import GlobalLsn
 
 BASE = int(GlobalLsn.at_time(1_700_000_000_000))
@@ -102,6 +103,14 @@ async def test_entries_come_in_order_from_where_one_asks(tmp_path: Path) -> None
         await using(feed, lambda c: c.ack(lsn(7)))
         assert await using(feed, lambda c: first(c.subscribe(), 2)) == [7, 8]
         assert await using(feed, lambda c: first(c.subscribe("oldest"), 2)) == [1, 2]
+
+
+async def test_the_lsn_0_is_a_place_of_its_own(tmp_path: Path) -> None:
+    async with served(tmp_path, await memory(20)) as feed:
+        await using(feed, lambda c: c.ack(lsn(15)))
+        assert await using(feed, lambda c: first(c.subscribe(c.lsn().oldest), 2)) == [1, 2]
+        for start in (str(GlobalLsn(0)), resume_token(0)):
+            assert await using(feed, lambda c, start=start: first(c.subscribe(start), 2)) == [1, 2]
 
 
 async def test_an_entry_is_typed(tmp_path: Path) -> None:

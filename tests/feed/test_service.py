@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 
 from feed.frames import Written
 from feed.memory import MemoryLog, served, until
+from walstream.errors import UnreachableError
 from walstream.feed import wal_pb2
 from walstream.feed.service import service as service_module
-from walstream.feed.service.batching import decompress
+from walstream.feed.service import subscription as subscription_module
+from walstream.feed.service.batching import batch_response, decompress
 from walstream.feed.service.resume import position_of, resume_token
 from walstream.positions import GlobalLsn
 
@@ -87,6 +90,27 @@ class TestWhereItBegins:
             assert await read(feed.subscribe(subscriber_id="another"), 10) == list(range(1, 11))
             feed.log.remove_before(lsn(3))
             assert await read(feed.subscribe(subscriber_id="another"), 8) == list(range(3, 11))
+
+    async def test_who_has_acknowledged_all_that_came_misses_nothing(self, tmp_path: Path) -> None:
+        """Nothing is kept for it where others' entries were: neither its last one, nor the place behind it."""
+        log = await memory(4, tenant="other")
+        await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
+        async with served(tmp_path, log, heartbeat_ms=20) as feed:
+            metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
+            call = feed.subscribe(metadata, start_lsn="oldest")
+            assert await read(call, 1) == [5]
+            await feed.ack(lsn(5), metadata)
+            assert (await call.read()).heartbeat.resolved_lsn == text(59)
+            call.cancel()
+            await until(lambda: not feed.service.streams)
+            log.remove_before(lsn(30))
+            await log.append(*entries(60, 61, tenant="acme"))
+            for start in ("", text(5), text(6), text(20)):
+                assert await read(feed.subscribe(metadata, start_lsn=start), 1) == [60]
+            _, error = await ended(feed.subscribe(metadata, start_lsn=text(4)))
+            assert error.code() is grpc.StatusCode.OUT_OF_RANGE, "it was asked for once more, and is gone"
+            _, error = await ended(feed.subscribe(feed.admin(), start_lsn=text(6)))
+            assert error.code() is grpc.StatusCode.OUT_OF_RANGE
 
     async def test_with_what_comes_now(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(10)) as feed:
@@ -298,9 +322,17 @@ class TestEnds:
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert trailing(error)["walstream-resume-lsn"] == text(41)
 
-    async def test_the_stop_of_the_feed(self, tmp_path: Path) -> None:
-        from walstream.errors import UnreachableError
+    async def test_what_was_acknowledged_before_takes_no_credit(self, tmp_path: Path) -> None:
+        async with served(tmp_path, await memory(100), backpressure_timeout_ms=1500) as feed:
+            await feed.ack(lsn(90))
+            call = feed.subscribe(start_lsn="oldest", credit_entries=10)
+            assert await read(call, 100) == list(range(1, 101))
+            await feed.log.append(*entries(101, 110))
+            _, error = await ended(call)
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert trailing(error)["walstream-resume-lsn"] == text(101)
 
+    async def test_the_stop_of_the_feed(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(5)) as feed:
             call = feed.subscribe(start_lsn="oldest")
             assert await read(call, 5) == list(range(1, 6))
@@ -310,6 +342,47 @@ class TestEnds:
             assert trailing(error)["walstream-resume-lsn"] == text(6)
             _, error = await ended(feed.subscribe())
             assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+    async def test_the_stop_while_a_batch_is_compressed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That batch is never sent, so whoever resumes where the error says gets it then."""
+        begun, may_go_on = threading.Event(), threading.Event()
+
+        def slow(slices: Any, compression: int) -> bytes:
+            if slices[0].first > lsn(1):
+                begun.set()
+                assert may_go_on.wait(10)
+            return batch_response(slices, compression)
+
+        monkeypatch.setattr(subscription_module, "batch_response", slow)
+        log = await memory(3000, value=b"some words " * 20)
+        log.frame_entries = 1000
+        async with served(tmp_path, log) as feed:
+            call = feed.subscribe(start_lsn="oldest", accept_compression=[wal_pb2.ZSTD])
+            assert (await call.read()).batch.last_lsn == text(1000)
+            await until(begun.is_set)
+            feed.service.stop(UnreachableError("feed_stopping: the feed is being stopped"))
+            await until(lambda: not feed.service.streams)
+            may_go_on.set()
+            found, error = await ended(call)
+            assert [one.WhichOneof("payload") for one in found] == ["error"]
+            assert trailing(error)["walstream-resume-lsn"] == text(1001)
+            assert feed.service.sent.entries == 1000
+
+    async def test_a_bug_ends_the_stream_that_meets_it_and_no_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with served(tmp_path, await memory(5), auth=auth(tmp_path, clock_skew_s=0)) as feed:
+            call = feed.subscribe(start_lsn="oldest")
+            assert await read(call, 5) == list(range(1, 6))
+            [stream] = feed.service.streams.values()
+            monkeypatch.setattr(stream.queue, "deadline", lambda: "a bug")
+            brief = feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 3)
+            other = feed.subscribe(brief, start_lsn="oldest")
+            _, error = await ended(call)
+            assert error.code() is grpc.StatusCode.UNKNOWN
+            assert "The feed failed." in error.details()
+            _, error = await ended(other)
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED, "others are looked at all the same"
 
     async def test_one_stream_too_many(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(1), subscriptions_max=3) as feed:
@@ -456,6 +529,17 @@ class TestAcks:
                 await feed.ack(lsn(6))
             assert f"up to {text(5)}" in caught.value.details()
             await feed.ack(lsn(5))
+
+    async def test_what_a_heartbeat_told_may_be_acknowledged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also at a feed where the stream is not, and though nothing is there with that LSN."""
+        monkeypatch.setattr(service_module, "HEAD_WAIT_S", 0.1)
+        async with served(tmp_path, await memory(10)) as feed:
+            monkeypatch.setattr(feed.log, "resolved", lambda: lsn(500))
+            assert (await feed.ack(lsn(500))).acked_lsn == text(500)
+            with pytest.raises(grpc.aio.AioRpcError, match="was not sent"):
+                await feed.ack(lsn(501))
 
     async def test_what_an_entry_says_may_be_acknowledged_when_it_arrives(self, tmp_path: Path) -> None:
         async with served(tmp_path) as feed:

@@ -155,6 +155,19 @@ class TestWhatMustBeKept:
         ack(marks, ANN, 500)
         assert marks.done(ANN) == 9000
 
+    def test_a_quiet_one_says_itself_that_nothing_was_sent(self) -> None:
+        """After a crash of the feed, by an acknowledgement of what its heartbeats tell."""
+        marks = Watermarks(MINUTE_MS)
+        ack(marks, ANN, 10)
+        marks.fold(ANN.key("seen"), Watermarks.record(4900, 0, clean=4900))
+        marks.connect(ANN, 1, 5000, 0)
+        marks.advance(ANN, 1, 9000)
+        assert marks.done(ANN) == 4900
+        assert marks.ceiling(ANN) == 9000
+        ack(marks, ANN, 9000)
+        marks.advance(ANN, 1, 50_000)
+        assert marks.done(ANN) == 50_000
+
     def test_the_slowest_stream_counts(self) -> None:
         marks = Watermarks(MINUTE_MS)
         ack(marks, ANN, 10)
@@ -185,6 +198,25 @@ def test_a_tombstone_forgets() -> None:
     assert len(marks) == 0
 
 
+def test_a_tombstone_for_one_that_is_connected() -> None:
+    """Another feed has forgotten it: it begins anew, and its streams go on."""
+    marks = Watermarks(MINUTE_MS)
+    ack(marks, ANN, 10)
+    marks.connect(ANN, 1, 11, 0)
+    marks.advance(ANN, 1, 50, 40)
+    marks.fold(ANN.key("ack"), None)
+    assert marks.acked(ANN) == 0
+    assert not marks.is_stale(ANN)
+    assert (marks.watermark(0), marks.done(ANN)) == (50, 50)
+    marks.advance(ANN, 1, 60, 60)
+    assert marks.ceiling(ANN) == 60
+    ack(marks, ANN, 40)
+    assert (marks.watermark(0), marks.done(ANN)) == (40, 40)
+    marks.disconnect(ANN, 1, 0)
+    marks.fold(ANN.key("ack"), None)
+    assert len(marks) == 0
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -196,6 +228,13 @@ def test_a_tombstone_forgets() -> None:
         (b'["ack","a","b","c"]', b'{"lsn":7,"time_ms":1}'),
         (b'["seen","a","b","c"]', b'{"lsn":"","time_ms":1,"clean_lsn":5}'),
         (b'["other","a","b","c"]', Watermarks.record(5, 0)),
+        (b'["ack",["x"],"",""]', Watermarks.record(5, 0)),
+        (b'["ack",{},"",""]', None),
+        (b'["ack",1,2,3]', Watermarks.record(5, 0)),
+        (b'["ack","a","b","\\ud800"]', Watermarks.record(5, 0)),
+        (b'["ack","a","b","c"]', b'{"lsn":"","time_ms":1e999}'),
+        (b'["ack","a","b","c"]', b"[" * 100_000),
+        (b"[" * 100_000, None),
         (b'{"ack":1}', None),
         (b"7", None),
     ],

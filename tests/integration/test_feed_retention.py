@@ -94,18 +94,19 @@ async def running(
         await feed.stop()
 
 
-def metadata(keys: LocalKeys, subject: str) -> tuple[tuple[str, str], ...]:
-    token, _ = keys.mint(Wish(subject, "admin"), configuration.FeedAuthConfig(), time.time())
+def metadata(keys: LocalKeys, subject: str, tenant: str = "") -> tuple[tuple[str, str], ...]:
+    wish = Wish(subject, "replication", tenant) if tenant else Wish(subject, "admin")
+    token, _ = keys.mint(wish, configuration.FeedAuthConfig(), time.time())
     return (("authorization", f"Bearer {token}"),)
 
 
-def subscribe(channel: grpc.aio.Channel, keys: LocalKeys, subject: str, **request: Any) -> Any:
+def subscribe(channel: grpc.aio.Channel, keys: LocalKeys, subject: str, tenant: str = "", **request: Any) -> Any:
     call = channel.unary_stream(
         "/kdb.wal.v1.WalStream/Subscribe",
         request_serializer=wal_pb2.SubscribeRequest.SerializeToString,
         response_deserializer=wal_pb2.WalResponse.FromString,
     )
-    return call(wal_pb2.SubscribeRequest(**request), metadata=metadata(keys, subject))
+    return call(wal_pb2.SubscribeRequest(**request), metadata=metadata(keys, subject, tenant))
 
 
 async def test_the_log_is_told_from_when_on_to_keep(make_node: MakeNode, tmp_path: Path) -> None:

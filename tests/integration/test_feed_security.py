@@ -26,6 +26,7 @@ from walstream.feed.service.resume import resume_token
 from walstream.node.process import NodeProcess
 from walstream.positions import GlobalLsn
 
+from .clients import create_topic
 from .feed_processes import MakeFeed, create_feed_topic, write
 from .support import MakeNode, wait_for
 
@@ -189,9 +190,7 @@ def two_tenants(make_node: MakeNode, make_feed: MakeFeed) -> Iterator[tuple[Node
     yield node, make_feed(node, heartbeat_ms=200)
 
 
-def everything(
-    feed: FeedProcess, token: str, **request: Any
-) -> tuple[list[wal_pb2.WalResponse], grpc.StatusCode | None]:
+def everything(feed: FeedProcess, token: str, **request: Any) -> tuple[list[wal_pb2.WalResponse], Any]:
     """Read with a bare client until the stream says that it is at the head, or ends; no heartbeat is left out."""
     with grpc.insecure_channel(feed.address) as channel:
         call = channel.unary_stream(
@@ -206,14 +205,16 @@ def everything(
                 if response.WhichOneof("payload") == "heartbeat" and beat.resolved_lsn >= beat.current_lsn:
                     break
         except grpc.RpcError as error:
-            return found, error.code()
+            return found, error
         return found, None
 
 
 @pytest.mark.timeout(300)
 def test_a_tenant_sees_no_entry_key_or_content_of_another(make_node: MakeNode, make_feed: MakeFeed) -> None:
-    with two_tenants(make_node, make_feed) as (_, feed):
+    with two_tenants(make_node, make_feed) as (node, feed):
         token = feed.token("mallory", "replication", "evil")
+        create_feed_topic(node, "acme-secret-topic")
+        create_topic(node.address, "acme-secret-unfit")
         with feed.client() as admin:
             all_entries = list(itertools.islice(admin.subscribe("oldest"), 180))
             acmes = [entry for entry in all_entries if entry.tenant == "acme"]
@@ -230,6 +231,11 @@ def test_a_tenant_sees_no_entry_key_or_content_of_another(make_node: MakeNode, m
             {"start_lsn": "oldest", "topics": ["_walstream.acks"]},
             {"start_lsn": "oldest", "topics": ["_walstream.*", "*"]},
             {"start_lsn": "oldest", "topics": ["shop.*", "[a-z]*", "(.*)", "**"]},
+            {"start_lsn": "oldest", "topics": ["acme-secret-topic"]},
+            {"start_lsn": "oldest", "topics": ["acme-secret-unfit"]},
+            {"start_lsn": "oldest", "topics": ["acme-secret-*"]},
+            {"start_lsn": str(GlobalLsn.at_time(1 << 42))},
+            {"resume_token": b"x"},
             {"start_lsn": str(acmes[0].lsn)},
             {"start_lsn": str(acmes[7].lsn), "batch_size_hint": 1},
             {"resume_token": resume_token(acmes[3].lsn)},
@@ -240,7 +246,9 @@ def test_a_tenant_sees_no_entry_key_or_content_of_another(make_node: MakeNode, m
             {"start_lsn": "", **own_name},
         ]
         for request in attempts:
-            responses, _ = everything(feed, token, **request)
+            responses, error = everything(feed, token, **request)
+            if error is not None:
+                assert "acme" not in f"{error.details()} {error.trailing_metadata()}", request
             for response in responses:
                 assert b"acme-secret" not in response.SerializeToString(), request
                 assert b"None-secret" not in response.SerializeToString(), request
@@ -248,8 +256,8 @@ def test_a_tenant_sees_no_entry_key_or_content_of_another(make_node: MakeNode, m
                     assert entry.tenant_id == "evil", request
                     assert entry.key_prefix.startswith("walstream:evil:"), request
         for tenant in ("acme", "ACME", " acme", "acme\x00", "*", "evil,acme", "evil\nacme", "evil "):
-            _, code = everything(feed, token, start_lsn="oldest", tenant_filter=tenant)
-            assert code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT), tenant
+            _, error = everything(feed, token, start_lsn="oldest", tenant_filter=tenant)
+            assert error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT), tenant
 
 
 def test_a_tenant_cannot_speak_for_another(make_node: MakeNode, make_feed: MakeFeed) -> None:

@@ -393,6 +393,7 @@ def test_where_transactions_begin_and_end(make_node: MakeNode, make_feed: MakeFe
     capture = Capture(node, PREFIX, {"a": 1})
     for _ in range(4):
         capture.transaction([Row("a")])
+        time.sleep(0.005)  # In the same millisecond the region would decide which of the two is later.
         capture.point()
     feed = make_feed(node, heartbeat_ms=100)
     with feed.client() as client:
@@ -400,6 +401,9 @@ def test_where_transactions_begin_and_end(make_node: MakeNode, make_feed: MakeFe
         found = client.lsn("transactions", PREFIX)
         assert (found.head, found.resolved, found.oldest) == (entries[-1].lsn, entries[-1].lsn, 0)
         assert client.lsn().head < found.head
+        with client.subscribe("oldest", framing="transactions", capture=PREFIX) as stream:
+            beat = next(event for event in stream.events() if isinstance(event, Heartbeat))
+        assert (beat.head, beat.resolved) == (found.head, found.head)
         with client.subscribe("head", framing="transactions", capture=PREFIX) as stream:
             capture.transaction([Row("a")])
             capture.point()

@@ -20,7 +20,7 @@ from walstream.cli.feed_address import FeedAddress, quieten
 from walstream.cli.interrupt import Interrupt
 from walstream.cli.options import Sources, command
 from walstream.cli.output import Column, Output, plural
-from walstream.errors import UsageError
+from walstream.errors import UnreachableError, UsageError
 from walstream.positions import GlobalLsn
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Stream the log to subscribers over gRPC, and subscribe.", no_args_is_help=True)
 
 ACK_INTERVAL_S: Final = 1.0
+
+QUIET_ACK_INTERVAL_S: Final = 30.0
+"""How often is acknowledged that there was nothing to print."""
+
 PLACES: Final = "oldest, head, acked (where --subscriber-id stands), an LSN, a time, or a while ago (15m)"
 
 _POSITIONS = (
@@ -108,7 +112,7 @@ def _print(
     end: int | None,
 ) -> int:
     """Print until there is a reason to stop, and return how many were printed."""
-    from walstream.feed import Batch
+    from walstream.feed import Batch, Heartbeat
 
     shown = 0
     with stream:
@@ -126,6 +130,8 @@ def _print(
                     break
             sys.stdout.flush()
             if acking is not None:
+                if isinstance(event, Heartbeat):
+                    acking.note_quiet(event.resolved)
                 acking.flush(is_over=False)
             if shown == count or (end is not None and stream.resume > end):
                 break
@@ -135,24 +141,42 @@ def _print(
 
 
 class _Acking:
-    """Acknowledges what was printed, not more often than every second, and at the end."""
+    """Acknowledges what was printed, not more often than every second, and at the end.
+
+    While nothing is to be printed it acknowledges, more rarely, how far the stream has come: otherwise a feed that was
+    started again could not know whether something was sent and is not processed yet, and would keep it.
+    """
 
     def __init__(self, client: Client, subscriber_id: str) -> None:
         self._client = client
         self._subscriber_id = subscriber_id
         self._lsn: GlobalLsn | None = None
-        self._next = time.monotonic() + ACK_INTERVAL_S
+        self._last = time.monotonic()
+        self._next = self._last + ACK_INTERVAL_S
 
     def note(self, lsn: GlobalLsn) -> None:
         """Hear that an entry was printed."""
         self._lsn = lsn
+        self._next = min(self._next, self._last + ACK_INTERVAL_S)
+
+    def note_quiet(self, resolved: GlobalLsn) -> None:
+        """Hear that everything up to here has come, and therefore was printed."""
+        if resolved:
+            self._lsn = resolved
 
     def flush(self, *, is_over: bool) -> None:
         """Acknowledge if it is time."""
-        if self._lsn is not None and (is_over or time.monotonic() >= self._next):
+        if self._lsn is None or not (is_over or time.monotonic() >= self._next):
+            return
+        try:
             self._client.ack(self._lsn, self._subscriber_id)
-            self._lsn = None
-            self._next = time.monotonic() + ACK_INTERVAL_S
+        except UnreachableError:
+            if is_over:
+                raise
+            # The stream resumes by itself, and this with it.
+            return
+        self._lsn, self._last = None, time.monotonic()
+        self._next = self._last + QUIET_ACK_INTERVAL_S
 
 
 def _framing(text: str) -> Framing:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class WalstreamError(Exception):
     """The root: a clear sentence, what to do about it, and whether a retry can succeed."""
 
     retryable = False
+    nameless: WalstreamError | None = None
+    """The same for those who may not know the names in it; None: nobody has said how that would be put."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.message = message
         self.hint = hint
+
+    def without_names(self, message: str, hint: str = "") -> Self:
+        """Say how to put it to those who may not know the names in it."""
+        self.nameless = type(self)(message, hint)
+        return self
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".rstrip()

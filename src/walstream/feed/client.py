@@ -245,8 +245,11 @@ class Subscription:
             # A place of its own rather than the word: a stream that breaks before its first entry would skip some.
             found = client.positions(wal_pb2.GetLSNRequest(framing=request.framing, capture=request.capture))
             start = GlobalLsn((min(found.head, found.resolved) if found.resolved else found.head) + 1)
-        self._begin = "oldest" if start == "oldest" else ""
-        self._receiver = Receiver(0 if start in (None, "", "oldest") else parse_start(start))
+        position = None if start in (None, "", "oldest") else parse_start(start)
+        # What is asked for while nothing has come. The LSN 0 is a place like any other: a log that never lost anything
+        # tells it as its oldest.
+        self._begin = str(start or "") if position is None else str(GlobalLsn(position))
+        self._receiver = Receiver(position or 0)
 
     @property
     def resume(self) -> GlobalLsn:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import jwt
@@ -20,9 +21,12 @@ from walstream.config import FeedAuthConfig, FeedConfig
 from walstream.errors import AuthenticationFailed
 from walstream.feed.auth.identity import Identity, Role, Session, identify
 from walstream.feed.auth.keys import Keys
-from walstream.feed.auth.keysets import Key
+from walstream.feed.auth.keysets import DEVELOPMENT_NAME, Key
+from walstream.logs import get
 
 __all__ = ["Authenticator", "Identity", "Role", "Session", "bearer_token"]
+
+log = get(__name__)
 
 AUTHORIZATION: Final = "authorization"
 TOKEN_BYTES_MAX: Final = 16 * 1024
@@ -51,6 +55,12 @@ class Authenticator:
     async def open(self) -> None:
         """Read the keys. Raises ConfigError or UnreachableError: a feed that can let nobody in does not start."""
         await self._keys.open()
+        if not self._config.issuer and Path(self._config.jwks).name != DEVELOPMENT_NAME:
+            log.warning(
+                "tokens of any issuer are believed",
+                reason="feed.auth.issuer is not set",
+                hint="Set it to what your tokens have as iss: others may sign with keys of the same set.",
+            )
 
     async def authenticate(self, metadata: Metadata) -> Identity:
         """Return who sent a call with this metadata. Raises AuthenticationFailed or NotAuthorized."""

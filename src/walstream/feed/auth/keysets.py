@@ -25,6 +25,9 @@ from walstream.errors import ConfigError
 
 PublicKey = Ed25519PublicKey | Ed448PublicKey | EllipticCurvePublicKey | RSAPublicKey
 
+DEVELOPMENT_NAME: Final = "feed-jwks.json"
+"""The file of the key set that `walstream token` makes, whose only issuer is this machine."""
+
 KEYS_MAX: Final = 100
 RSA_BITS_MIN: Final = 2048
 RSA_BITS_MAX: Final = 16_384

@@ -35,9 +35,9 @@ from cryptography.hazmat.primitives.serialization import (
 from walstream.config import FeedAuthConfig
 from walstream.errors import UsageError
 from walstream.feed.auth.identity import Role
+from walstream.feed.auth.keysets import DEVELOPMENT_NAME
 
 ALGORITHM: Final = "EdDSA"
-JWKS_NAME: Final = "feed-jwks.json"
 EXPIRES_IN_S_MAX: Final = 30 * 24 * 60 * 60
 """Who holds a token needs no more than that, and nobody can take it back before it expires."""
 
@@ -75,7 +75,7 @@ class LocalKeys:
 
     def __init__(self, key: Path) -> None:
         self.key = key
-        self.jwks = key.with_name(JWKS_NAME)
+        self.jwks = key.with_name(DEVELOPMENT_NAME)
 
     def mint(self, wish: Wish, config: FeedAuthConfig, now_s: float) -> tuple[str, dict[str, Any]]:
         """Return a token and what it says, for a feed with this configuration; make the key if there is none."""

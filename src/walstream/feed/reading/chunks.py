@@ -145,7 +145,13 @@ class Chunks:
             self._loading[place.lane, place.offset] = futures[partition]
         try:
             nodes = self._client.by_leader(own)
-            await asyncio.gather(*(self._fetch(node, part, futures, bytes_each) for node, part in nodes.items()))
+            fetches = [self._fetch(node, part, futures, bytes_each) for node, part in nodes.items()]
+            # All of them come to an end before one that failed is told: what the others read is kept, and used when the
+            # reader tries again; and nothing goes on behind the back of whoever asked for it.
+            failures = await asyncio.gather(*fetches, return_exceptions=True)
+            for failure in failures:
+                if failure is not None:
+                    raise failure
             for partition, future in futures.items():
                 if not future.done():
                     future.set_result(Loaded(None, error=_leaderless(self._client, partition)))
@@ -183,6 +189,8 @@ class Chunks:
         return Loaded(chunk, fetched.high_watermark, fetched.log_start)
 
     def _keep(self, key: Key, chunk: Chunk) -> None:
+        if (before := self._kept.pop(key, None)) is not None:
+            self._metrics.cache_bytes -= before.size_bytes
         self._kept[key] = chunk
         self._metrics.cache_bytes += chunk.size_bytes
         while self._metrics.cache_bytes > self._bytes_max and self._kept:

@@ -233,11 +233,12 @@ class Reader:
         now_s = asyncio.get_running_loop().time()
         if now_s < self._beyond_since_s.setdefault(partition, now_s) + LOST_S:
             return OffsetNotAvailable(f"{partition} ends at {loaded.high_watermark} for now, before {place.offset}.")
-        return LogLost(
-            f"{partition} ends at offset {loaded.high_watermark}, and has been read up to {place.offset}.",
+        fact = f"ends at offset {loaded.high_watermark}, and has been read up to {place.offset}."
+        hint = (
             "Records that were streamed are not in the log any more: was it restored, or a leader elected that did not "
-            "have them?",
+            "have them?"
         )
+        return LogLost(f"{partition} {fact}", hint).without_names(f"A partition {fact}", hint)
 
     async def _not_available(self, oldest: int) -> LsnNotAvailable:
         if not oldest:

@@ -97,11 +97,14 @@ class Ends:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(QUIET_S / 2)
-            self._apply()
             try:
+                self._apply()
                 await self._write(self._due(QUIET_S))
             except WalstreamError as error:
                 log.warning("last entries not noted", error=error.message)
+            except Exception:
+                # A note that is missing costs a subscriber its place, long after: the next round writes it.
+                log.exception("noting last entries failed")
 
     def _apply(self) -> None:
         """Let it be known what is noted of the partitions of the feed."""

@@ -7,8 +7,10 @@ once it is made, and knows nothing of where its entries were read. Sans-IO.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -18,6 +20,12 @@ T = TypeVar("T", bytes, str)
 
 OVERHEAD_BYTES: Final = 110
 """What an entry costs in memory beside its bytes: two Python objects and its places in four lists."""
+
+MATCHES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What may be remembered of which topics patterns stand for."""
+
+MATCH_BYTES: Final = 200
+"""What an answer costs in memory: its place, the topic's name."""
 
 FRAME_BYTES: Final = 700
 """What a frame costs in memory beside its entries; at the head many hold a single one."""
@@ -124,6 +132,10 @@ class FrameSource:
         """
         raise NotImplementedError
 
+    def head(self) -> int:
+        """Return the LSN of the newest entry of its kind, for whomever; 0: there is none."""
+        raise NotImplementedError
+
     def entries_behind(self) -> int:
         """Return how many entries of the log have not been handed out yet, as far as is known."""
         raise NotImplementedError
@@ -143,6 +155,14 @@ class Filter:
     """Compared with key prefix and key together."""
     topics: tuple[str, ...] = ()
     """Patterns where `*` stands for any text; none: every topic of the feed."""
+    size_bytes: int = field(init=False, compare=False, repr=False)
+    """What it costs in memory: its texts come from strangers, and whoever keeps filters must count them."""
+
+    def __post_init__(self) -> None:
+        """Measure it."""
+        tenant_bytes = 0 if self.tenant is None else sys.getsizeof(self.tenant)
+        size_bytes = tenant_bytes + sys.getsizeof(self.key_prefix) + _size(self.topics)
+        object.__setattr__(self, "size_bytes", size_bytes)
 
     def select(self, frame: Frame) -> list[int] | None:
         """Return the places of the entries that pass, in order; None when all do."""
@@ -162,10 +182,42 @@ class Filter:
         return None if chosen is None or len(chosen) == len(frame) else chosen
 
 
-@lru_cache(maxsize=4_096)
 def matches_topic(patterns: tuple[str, ...], topic: str) -> bool:
     """Tell whether one of the patterns stands for the topic; no patterns stand for every one."""
-    return not patterns or any(_fits(pattern, topic) for pattern in patterns)
+    return not patterns or _matches.find(patterns, topic)
+
+
+class Matches:
+    """Which topics patterns stand for, as far as it was asked; bounded by bytes, because patterns may be long."""
+
+    def __init__(self, bytes_max: int = MATCHES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._found: OrderedDict[tuple[str, ...], dict[str, bool]] = OrderedDict()
+        self.size_bytes = 0
+
+    def find(self, patterns: tuple[str, ...], topic: str) -> bool:
+        """Tell whether one of the patterns stands for the topic."""
+        known = self._found.get(patterns)
+        if known is None:
+            known = self._found[patterns] = {}
+            self.size_bytes += _size(patterns)
+        else:
+            self._found.move_to_end(patterns)
+        found = known.get(topic)
+        if found is None:
+            found = known[topic] = any(_fits(pattern, topic) for pattern in patterns)
+            self.size_bytes += MATCH_BYTES
+            while self.size_bytes > self._bytes_max:
+                dropped, answers = self._found.popitem(last=False)
+                self.size_bytes -= _size(dropped) + MATCH_BYTES * len(answers)
+        return found
+
+
+_matches: Final = Matches()
+
+
+def _size(patterns: tuple[str, ...]) -> int:
+    return sys.getsizeof(patterns) + sum(map(sys.getsizeof, patterns))
 
 
 def _fits(pattern: str, topic: str) -> bool:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka.client import AIOKafkaClient
 
@@ -84,6 +84,15 @@ class Patience:
         self._pause_s = min(self._pause_s * 2, RETRY_S_MAX)
         if isinstance(error, (*STALE, UnreachableError)):
             await self._client.refresh_quietly()
+
+
+class Settings(NamedTuple):
+    """One setting of several topics."""
+
+    values: dict[str, str]
+    """Empty where a topic has no such setting."""
+    errors: dict[str, WalstreamError]
+    """Of those that the log does not tell; what they have is not known."""
 
 
 class LogClient:
@@ -292,22 +301,23 @@ class LogClient:
         if made.error_code and made.error_code != codes(errors.TopicExists).kafka:
             raise error_of(made.error_code, f"Creating the topic {topic}")
 
-    async def settings(self, topics: Collection[str], name: str) -> dict[str, str]:
+    async def settings(self, topics: Collection[str], name: str) -> Settings:
         """Return one setting of each topic; those of which the log says nothing are left out."""
         if not topics:
-            return {}
+            return Settings({}, {})
         resources = [
             {"resource_type": _TOPIC_RESOURCE, "resource_name": topic, "configuration_keys": [name]} for topic in topics
         ]
         body = {"resources": resources}
         answer = await self._send(self._any_node(), message_call(_DESCRIBE_CONFIGS, range(1, 5), body), "offsets")
-        return {
-            result.resource_name: config.value
-            for result in answer.results
-            if not result.error_code
-            for config in result.configs
-            if config.name == name and config.value is not None
-        }
+        found = Settings({}, {})
+        for result in answer.results:
+            topic, code = result.resource_name, result.error_code
+            if code:
+                found.errors[topic] = error_of(code, f"The settings of {topic}")
+            else:
+                found.values[topic] = next((one.value or "" for one in result.configs if one.name == name), "")
+        return found
 
     def _any_node(self) -> int:
         """Return the controller where there is one: only it creates topics."""

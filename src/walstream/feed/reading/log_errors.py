@@ -50,7 +50,8 @@ STALE: Final = (errors.NotLeader, errors.LeaderNotAvailable, errors.UnknownTopic
 def error_of(code: int, what: str) -> WalstreamError:
     """Return an error code of the log as one of our errors."""
     kind = _BY_CODE.get(code, errors.RequestError)
-    return kind(f"{what}: the log answered {kind.__name__ if kind is not errors.RequestError else f'error {code}'}.")
+    answer = f"the log answered {kind.__name__ if kind is not errors.RequestError else f'error {code}'}."
+    return kind(f"{what}: {answer}").without_names(f"T{answer[1:]}")
 
 
 def passes(error: WalstreamError) -> bool:

@@ -44,6 +44,10 @@ class LogSource(FrameSource):
             if frame is not None or loop.time() >= deadline:
                 return frame
 
+    def head(self) -> int:
+        """Return the LSN of the newest record that can be read."""
+        return self._view.head()
+
     def entries_behind(self) -> int:
         """Return how many entries of the log have not been handed out yet, as far as is known."""
         if self._reader is not None:

@@ -20,7 +20,7 @@ from walstream.feed.reading.metrics import ReadingMetrics
 from walstream.feed.reading.resolved import Promises
 from walstream.feed.reading.seeking import Removed, Seeking
 from walstream.feed.reading.tail import Tail
-from walstream.feed.reading.topics import APPEND_TIME, TIMESTAMP_TYPE, Topics
+from walstream.feed.reading.topics import APPEND_TIME, TIMESTAMP_TYPE, Topics, without_append_time
 from walstream.feed.reading.window import Window
 from walstream.feed.transactions.captures import Transactions
 from walstream.positions import GlobalLsn
@@ -123,7 +123,23 @@ class Reading:
                 f"{lost} has no append time any more, so what is written to it now has no LSNs and is not in the feed.",
                 f"walstream topic alter {lost} --set {TIMESTAMP_TYPE}={APPEND_TIME}; what came meanwhile "
                 "is only in the log.",
+            ).without_names(
+                "A topic has no append time any more, so what is written to it now has no LSNs and is not in the feed.",
+                "Whoever runs the feed knows which; subscribe again to have the others.",
             )
+
+    def check_is_fit(self, topics: tuple[str, ...]) -> None:
+        """Raise LogUnfit when a topic is named that is there and cannot be in the feed: it would be waited for in vain.
+
+        Not for tenants, who would learn by it which topics there are.
+        """
+        if unfit := self._topics.unfit(topics):
+            raise without_append_time(unfit)
+
+    async def look_again(self, topics: tuple[str, ...]) -> None:
+        """Look whether a topic that was not fit when it was looked at last has become so."""
+        if unfit := self._topics.unfit(topics):
+            await self._topics.look_again(unfit)
 
     def head(self) -> int:
         """Return the LSN of the newest entry that can be read; 0: there is none."""

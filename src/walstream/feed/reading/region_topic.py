@@ -58,8 +58,14 @@ class Regions:
             )
         self = cls(client, str(topic.id))
         await self._check_settings()
-        await self.read()
-        return self
+        patience = Patience(client, WAIT_S)
+        while True:
+            # Who is to lead a topic that was made just now may not know it yet.
+            try:
+                await self.read()
+                return self
+            except WalstreamError as error:
+                await patience.after(error)
 
     async def read(self) -> list[Named]:
         """Read to the end; return what is news. Raises LogUnfit, and what the log says."""
@@ -128,10 +134,11 @@ class Regions:
         for name, wanted in SETTINGS.items():
             while True:
                 try:
-                    found = (await self._client.settings([REGIONS.topic], name)).get(REGIONS.topic, wanted)
+                    told = await self._client.settings([REGIONS.topic], name)
                     break
                 except WalstreamError as error:
                     await patience.after(error)
+            found = told.values.get(REGIONS.topic) or wanted
             if found != wanted:
                 raise LogUnfit(
                     f"{REGIONS.topic} has {name}={found}: regions could be lost, or lack their time.",

@@ -80,13 +80,16 @@ class Broken(NamedTuple):
 
     def error(self) -> LogUnfit:
         """Return what whoever went past it is told."""
-        return LogUnfit(
-            f"{self.partition} has a record with the LSN {GlobalLsn(self.lsn)}, which came when none was expected any "
-            f"more below {GlobalLsn(self.bound)}.",
+        fact = (
+            f"has a record with the LSN {GlobalLsn(self.lsn)}, which came when none was expected any more below "
+            f"{GlobalLsn(self.bound)}."
+        )
+        hint = (
             f"Begin at {GlobalLsn(self.lsn)} to have it, and again what came since, or behind {GlobalLsn(self.bound)} "
             "to go on without. message.timestamp.type of a topic must stay LogAppendTime while it is in the feed; with "
-            "Apache Kafka the clocks must agree, and feed.settle_ms says how well.",
+            "Apache Kafka the clocks must agree, and feed.settle_ms says how well."
         )
+        return LogUnfit(f"{self.partition} {fact}", hint).without_names(f"A partition {fact}", hint)
 
 
 class Promises:

@@ -12,11 +12,11 @@ name, and never those in which the log and the feed keep what they remember.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from walstream.capture.topics import Names
-from walstream.errors import LogUnfit, UnknownTopic, UsageError, WalstreamError
+from walstream.errors import LogUnfit, NotAuthorized, UnknownTopic, UsageError, WalstreamError
 from walstream.feed.reading.calls import EARLIEST, LATEST
 from walstream.feed.reading.entries import Lane
 from walstream.feed.reading.frames import matches_topic
@@ -76,6 +76,8 @@ class Topics:
         """Topics of walstream's own that a subscriber has asked for."""
         self._has_append_time: dict[str, bool] = {}
         self._told: set[str] = set()
+        self._untold: dict[str, WalstreamError] = {}
+        """Topics whose settings could not be read when that was last tried, and why."""
         self._checked_s: dict[str, float] = {}
         self._ids: dict[TopicPartition, str] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -119,6 +121,16 @@ class Topics:
         lost = (topic for topic, when in self.lost.items() if when > version)
         return next((topic for topic in lost if topic in patterns or matches_topic(patterns, topic)), "")
 
+    def unfit(self, names: tuple[str, ...]) -> str:
+        """Return one of these that is a topic of the log and has no append time; empty: none is known."""
+        known = self._client.topics
+        return next((name for name in names if self._has_append_time.get(name) is False and name in known), "")
+
+    async def look_again(self, name: str) -> None:
+        """Look whether a topic has got append time since, if that is possible now."""
+        self._checked_s[name] = float("-inf")
+        await self.refresh_quietly()
+
     def id_of(self, partition: TopicPartition) -> str:
         """Return the id of the topic of a partition that is in the feed."""
         return self._ids[partition]
@@ -145,7 +157,7 @@ class Topics:
         await self.refresh()
         for name in names:
             if not any(partition.topic == name for partition in self.asked):
-                raise LogUnfit(f"{name} has no append time, so its records have no LSNs.", _mend(name))
+                raise self._untold.get(name) or without_append_time(name)
 
     def note_end(self, partition: TopicPartition, offset: int) -> None:
         """Take note of how far a partition goes, so that its next roll has a region in time."""
@@ -188,7 +200,11 @@ class Topics:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            await self.refresh_quietly()
+            try:
+                await self.refresh_quietly()
+            except Exception:
+                # Nobody else looks: without this no topic would join or leave the feed any more, and nothing say so.
+                log.exception("looking for topics failed")
 
     async def _consider(self) -> None:
         """Read the regions that were named meanwhile, and list their partitions before the bound passes them."""
@@ -250,14 +266,16 @@ class Topics:
         now_s = asyncio.get_running_loop().time()
         unsure = [name for name in names if self._is_unsure(name, now_s)]
         settings = await self._client.settings(unsure, TIMESTAMP_TYPE)
-        self._has_append_time |= {name: settings.get(name) == APPEND_TIME for name in unsure}
-        self._checked_s |= dict.fromkeys(unsure, now_s)
-        for name in unsure:
+        # What is not told now is as it was: a topic does not leave the feed because a question has failed.
+        self._has_append_time |= {name: value == APPEND_TIME for name, value in settings.values.items()}
+        self._checked_s |= dict.fromkeys(settings.values, now_s)
+        for name in settings.values:
             self._tell(name)
+        self._tell_untold(settings.errors)
         return {
             TopicPartition(name, index): str(topics[name].id)
             for name in names
-            if self._has_append_time[name]
+            if self._has_append_time.get(name)
             for index in topics[name].leaders
         }
 
@@ -277,6 +295,18 @@ class Topics:
         elif name not in self._told:
             self._told.add(name)
             log.warning("topic without append time is not in the feed", topic=name, mend=_mend(name))
+
+    def _tell_untold(self, failed: Mapping[str, WalstreamError]) -> None:
+        for name, error in failed.items():
+            if name not in self._untold and not isinstance(error, UnknownTopic):
+                log.warning(
+                    "settings of a topic cannot be read",
+                    topic=name,
+                    is_in_feed=bool(self._has_append_time.get(name)),
+                    error=error.message,
+                    hint="The feed's user needs DescribeConfigs on it." if isinstance(error, NotAuthorized) else "",
+                )
+        self._untold = dict(failed)
 
     async def _name(self, wanted: dict[TopicPartition, str]) -> None:
         """Register the regions that are missing."""
@@ -313,6 +343,11 @@ class Topics:
         self.version += 1
         self._metrics.partitions = len(self.lanes)
         log.info("partitions of the feed", partitions=len(self.lanes), joined=len(new), left=len(gone))
+
+
+def without_append_time(topic: str) -> LogUnfit:
+    """Return what whoever asks for a topic that cannot be in the feed is told."""
+    return LogUnfit(f"{topic} has no append time, so its records have no LSNs.", _mend(topic))
 
 
 def _mend(topic: str) -> str:

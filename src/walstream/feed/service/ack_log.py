@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -29,6 +29,9 @@ log = logs.get(__name__)
 TOPIC: Final = "_walstream.acks"
 SETTINGS: Final = {"cleanup.policy": "compact"}
 POLL_S: Final = 0.2
+PAUSE_S: Final = 1.0
+"""How long a thread waits before it goes on after something that nobody foresaw."""
+
 FOLD_RECORDS_MAX: Final = 500
 
 
@@ -130,7 +133,8 @@ class AckLog:
     def _serve_deliveries(self) -> None:
         assert self._producer is not None
         while not self._is_closing.is_set():
-            self._producer.poll(POLL_S)
+            with self._going_on():
+                self._producer.poll(POLL_S)
         self._producer.flush(TIMEOUT_S)
 
     # Reading
@@ -168,9 +172,19 @@ class AckLog:
         try:
             consumer.assign([KafkaPartition(TOPIC, 0, 0)])
             while not self._is_closing.is_set():
-                self._take(consumer)
+                with self._going_on():
+                    self._take(consumer)
         finally:
             consumer.close()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Log what nobody foresaw, and wait a little: without its threads every Ack would wait in vain."""
+        try:
+            yield
+        except Exception:
+            log.exception("acknowledgements failed")
+            self._is_closing.wait(PAUSE_S)
 
     def _take(self, consumer: Consumer) -> None:
         first = consumer.poll(POLL_S)
@@ -194,7 +208,7 @@ class AckLog:
         self._post(self._fold, records, end)
 
     def _fold(self, records: list[tuple[bytes, bytes | None]], end: int) -> None:
-        changed = {self._watermarks.fold(key, value) for key, value in records}
+        changed = {self._take_in(key, value) for key, value in records}
         self._folded = max(self._folded, end)
         for offset in [offset for offset in self._waiting if offset < self._folded]:
             for future in self._waiting.pop(offset):
@@ -203,6 +217,14 @@ class AckLog:
         for subscriber in changed:
             if subscriber is not None:
                 self._on_change(subscriber)
+
+    def _take_in(self, key: bytes, value: bytes | None) -> Subscriber | None:
+        try:
+            return self._watermarks.fold(key, value)
+        except Exception:
+            # Whoever waits for a record of its own must not wait in vain because of another's.
+            log.exception("record of acknowledgements not taken in")
+            return None
 
     def _post(self, act: Callable[..., None], *arguments: Any) -> None:
         # The loop may be gone when a thread still has something to say.

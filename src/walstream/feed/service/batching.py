@@ -146,7 +146,8 @@ class SharedCuts:
     """The slices of the frames that were cut last, for whoever wants the same; bounded by bytes.
 
     What is kept is counted with the frame that was cut: a subscriber of whom little is in a frame keeps it all the
-    same, and without that a quiet tenant beside busy ones would have the feed keep everything that the others get.
+    same, and without that a quiet tenant beside busy ones would have the feed keep everything that the others get. The
+    filter by which it was cut is counted, too: it may be longer than what it lets through.
     """
 
     def __init__(self, bytes_max: int = SHARED_BYTES_MAX) -> None:
@@ -169,24 +170,24 @@ class SharedCuts:
         self.misses += 1
         made = cut(frame, entries.select(frame), limits)
         self._found[key] = (frame, made)
-        self.size_bytes += _size(made) + (0 if self._uses[id(frame)] else frame.size_bytes)
+        self.size_bytes += _size(made, entries) + (0 if self._uses[id(frame)] else frame.size_bytes)
         self._uses[id(frame)] += 1
         while self.size_bytes > self._bytes_max and len(self._found) > 1:
             self._drop()
         return made
 
     def _drop(self) -> None:
-        (identity, _, _), (frame, made) = self._found.popitem(last=False)
-        self.size_bytes -= _size(made)
+        (identity, entries, _), (frame, made) = self._found.popitem(last=False)
+        self.size_bytes -= _size(made, entries)
         self._uses[identity] -= 1
         if not self._uses[identity]:
             del self._uses[identity]
             self.size_bytes -= frame.size_bytes
 
 
-def _size(made: Cut) -> int:
+def _size(made: Cut, entries: Filter) -> int:
     # As much again for the response that is made of each.
-    return CUT_BYTES + sum(2 * len(one.body) for one in made.slices)
+    return CUT_BYTES + entries.size_bytes + sum(2 * len(one.body) for one in made.slices)
 
 
 def choose_compression(size_bytes: int, accepted: Collection[int]) -> int:

@@ -30,8 +30,8 @@ MESSAGE_BYTES_MIN: Final = 4_096
 
 KEY_PREFIX_CHARACTERS_MAX: Final = 4_096
 
-TOPICS_CHARACTERS_MAX: Final = 16_384
-"""Of all patterns together. What they stand for is remembered for a while (`matches_topic`), and they with it."""
+TOPICS_BYTES_MAX: Final = 16_384
+"""Of all patterns together, as UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def _key_prefix(request: wal_pb2.SubscribeRequest) -> bytes:
 
 def _topics(request: wal_pb2.SubscribeRequest) -> tuple[str, ...]:
     # One more for each, so that many short ones count, too.
-    if sum(len(one) + 1 for one in request.topics) > TOPICS_CHARACTERS_MAX:
-        raise UsageError(f"topics have more than {TOPICS_CHARACTERS_MAX} characters.", "`*` stands for any text.")
+    if sum(len(one.encode()) + 1 for one in request.topics) > TOPICS_BYTES_MAX:
+        raise UsageError(f"topics have more than {TOPICS_BYTES_MAX} bytes.", "`*` stands for any text.")
     # In one order, so that those who ask for the same share what is sent to them.
     return tuple(sorted({topic for topic in request.topics if topic}))
 

@@ -8,7 +8,8 @@ become one batch, credits, and since when the subscriber stands in the way.
 - What waits is merged into one batch up to the limits of a batch. Entries from the live end of the log are merged when
   they came within the coalescing time: they only ever wait together while something else is being sent, because an
   idle subscriber's queue is emptied at once.
-- With credits, no more entries are handed out than may be ahead of the last acknowledgement.
+- With credits, no more entries are handed out than may be ahead of the last acknowledgement. Those at or below it, read
+  once more, are not ahead of it: they take no credit, and no memory.
 - The subscriber is too slow when for the whole timeout nothing could be put into the full queue, or nothing be taken
   out for want of credit. Whoever takes something, however little, starts the clock again.
 """
@@ -70,6 +71,7 @@ class SendQueue:
         self._waiting: deque[_Waiting | Message | WalstreamError] = deque()
         self._unacked: deque[Sequence[int]] = deque()
         self._unacked_entries = 0
+        self._acked = 0
         self._full_since: float | None = None
         self._starved_since: float | None = None
         self.entries = 0
@@ -139,6 +141,7 @@ class SendQueue:
         if self._bounds.credit:
             self._unacked.extend(part.lsns for part in taken)
             self._unacked_entries += count
+            self._release()
         return Batch(taken, count, size)
 
     def _belongs(self, following: _Waiting, first: _Waiting) -> bool:
@@ -154,9 +157,13 @@ class SendQueue:
 
     def acknowledge(self, lsn: int) -> None:
         """Hear that everything up to here is processed."""
-        while self._unacked and self._unacked[0][0] <= lsn:
+        self._acked = max(self._acked, lsn)
+        self._release()
+
+    def _release(self) -> None:
+        while self._unacked and self._unacked[0][0] <= self._acked:
             lsns = self._unacked.popleft()
-            done = bisect_right(lsns, lsn)
+            done = bisect_right(lsns, self._acked)
             self._unacked_entries -= done
             if done < len(lsns):
                 self._unacked.appendleft(lsns[done:])

@@ -38,6 +38,7 @@ from walstream.feed.service.responses import error_response, shown
 from walstream.feed.service.resume import resume_token
 from walstream.feed.service.sources import extent, open_source
 from walstream.feed.service.subscription import ClientGone, Sent, StreamFailed, Subscription, Surroundings
+from walstream.feed.service.telling import telling, told
 from walstream.feed.service.watermarks import Subscriber, Watermarks
 from walstream.positions import GlobalLsn
 
@@ -130,6 +131,7 @@ class Service:
             self._close(stream)
         if isinstance(error, ClientGone):
             return
+        error = told(error, stream.demand.subscriber.role)
         # What the call was given it cannot take back, and holds until the client takes it or is gone. Meanwhile the
         # stream keeps its place: so many messages can be held, and no more.
         self.ending += 1
@@ -143,6 +145,10 @@ class Service:
 
     async def _open(self, request: bytes, context: Context, place: ExitStack) -> Subscription:
         identity = await self._auth.authenticate(context.invocation_metadata() or ())
+        with telling(identity.role):
+            return await self._open_for(identity, request, context, place)
+
+    async def _open_for(self, identity: Identity, request: bytes, context: Context, place: ExitStack) -> Subscription:
         demand = Demand.of(_read(wal_pb2.SubscribeRequest, request), identity, self.config)
         if self._stopping is not None:
             raise self._stopping
@@ -155,6 +161,8 @@ class Service:
         self.streams[stream.number] = stream
         self._by_subscriber.setdefault(demand.subscriber, {})[stream.number] = stream
         self.marks.connect(demand.subscriber, stream.number, opened.start, now_ms())
+        # As it is now: an acknowledgement may have come while the source was opened.
+        stream.acknowledge(self.marks.acked(demand.subscriber))
         log.info(
             "subscribed",
             subscriber=str(demand.subscriber),
@@ -250,14 +258,18 @@ class Service:
             )
 
     async def _head(self, lsn: int) -> int:
-        """Return the head, having waited for it to reach an LSN that another feed may have sent already."""
+        """Return where the log ends, having waited for that to reach an LSN that another feed may have sent already."""
         if found := await self.reading.head_of_transactions(lsn):
             return found
         for _ in range(int(HEAD_WAIT_S / HEAD_LOOK_S)):
-            if self.reading.head() >= lsn:
+            if self._furthest() >= lsn:
                 break
             await asyncio.sleep(HEAD_LOOK_S)
-        return self.reading.head()
+        return self._furthest()
+
+    def _furthest(self) -> int:
+        """Return the last LSN that a subscriber can have: of an entry, or told by a heartbeat."""
+        return max(self.reading.head(), self.reading.resolved())
 
     async def _get_lsn(self, data: bytes, context: Context) -> wal_pb2.GetLSNResponse:
         async def look(identity: Identity) -> wal_pb2.GetLSNResponse:
@@ -275,7 +287,9 @@ class Service:
 
     async def _answer(self, method: str, context: Context, make: Callable[[Identity], Awaitable[T]]) -> T:
         try:
-            made = await make(await self._auth.authenticate(context.invocation_metadata() or ()))
+            identity = await self._auth.authenticate(context.invocation_metadata() or ())
+            with telling(identity.role):
+                made = await make(identity)
         except WalstreamError as error:
             await self._abort(context, method, error)
         self.calls[method, "OK"] += 1
@@ -313,7 +327,11 @@ class Service:
             await asyncio.sleep(CHECK_S)
             now, now_s = time.monotonic(), time.time()
             for stream in list(self.streams.values()):
-                stream.check(now, now_s)
+                try:
+                    stream.check(now, now_s)
+                except Exception as error:
+                    # A bug that one stream meets must not let all the others outlive their tokens.
+                    stream.end(StreamFailed(error))
 
 
 def _read(kind: type[M], data: bytes) -> M:

@@ -111,15 +111,19 @@ async def extent(reading: Reading, framing: int, capture: str) -> Extent:
 
 
 async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 0) -> Opened:
-    """Return the source of a demand whose subscriber has acknowledged this LSN. Raises LsnNotAvailable.
+    """Return the source of a demand whose subscriber has acknowledged this LSN. Raises LsnNotAvailable, LogUnfit.
 
-    When that is not there any more, it may begin behind `done`, up to where nothing was kept for it.
+    Up to `done` nothing was kept for it, because it has had everything: when a place from the one that it acknowledged
+    to there is not there any more, it misses nothing and begins behind `done`.
     """
     framing = FRAMINGS.get(demand.framing)
     if framing is None:
         raise UnsupportedVersion(
             f"This feed does not know the framing {demand.framing}.", "RECORDS is 0, TRANSACTIONS is 1."
         )
+    if demand.subscriber.role == "admin":
+        await reading.look_again(demand.entries.topics)
+        reading.check_is_fit(demand.entries.topics)
     if demand.begin == "acked" and not acked:
         demand = replace(demand, begin="oldest")
     begin = acked if demand.begin == "acked" else demand.begin
@@ -130,7 +134,7 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
         try:
             return await framing.open(reading, demand, begin)
         except LsnNotAvailable:
-            if demand.begin != "acked" or done <= acked:
+            if not acked or not acked <= begin <= done:
                 raise
             return await framing.open(reading, demand, done + 1)
     for attempt in range(OLDEST_ATTEMPTS):

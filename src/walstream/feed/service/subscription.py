@@ -121,6 +121,9 @@ class Subscription:
         try:
             self.session.check(now_s)
             self._around.reading.check_is_whole(self._version, self.demand.entries.topics)
+            if self.demand.subscriber.role == "admin":
+                # It may have been made since the stream began.
+                self._around.reading.check_is_fit(self.demand.entries.topics)
         except WalstreamError as error:
             self.end(error)
 
@@ -228,7 +231,7 @@ class Subscription:
                 reading, resolved = self._around.reading, self.source.position - 1
                 # What topics there are is not for tenants to know.
                 held_back_by = reading.held_back_by() if self.demand.subscriber.role == "admin" else ""
-                data = heartbeat_response(reading.head(), resolved, held_back_by)
+                data = heartbeat_response(self.source.head(), resolved, held_back_by)
                 self._tell(Message(data, "heartbeat", resolved))
             self._told_at = now
 
@@ -249,7 +252,11 @@ class Subscription:
                 self.end(item)
                 return
             data = await self._encode(item) if isinstance(item, Batch) else item.data
-            # Told before it is sent: the subscriber may acknowledge it before the call says that it is on its way.
+            if self.error is not None:
+                # The stream has ended while this was compressed. Who resumes where it is told to must still get it.
+                return
+            # Told before it is sent: the subscriber may acknowledge it before the call says that it is on its way. The
+            # call has it before anything else happens here, and the end waits for it: `resume` is never beyond that.
             self._count(item, len(data))
             try:
                 await write(data)

@@ -107,15 +107,18 @@ class Watermarks:
         try:
             kind, role, tenant, name = json.loads(key)
             subscriber = Subscriber(role, tenant, name)
+            # What could not be written as a key is nobody's, and would be in the way when that is tried.
+            if not all(isinstance(part, str) for part in subscriber) or not subscriber.key(kind):
+                return None
             if value is None:
                 if kind == "ack":
-                    self._standings.pop(subscriber, None)
+                    self._forget(subscriber)
                 return subscriber
             document = json.loads(value)
             lsn, at_ms = GlobalLsn.parse(document["lsn"] or str(GlobalLsn(0))), int(document["time_ms"])
             is_active = bool(document.get("active", True))
             clean = GlobalLsn.parse(document.get("clean_lsn") or str(GlobalLsn(0)))
-        except (ValueError, TypeError, KeyError, AttributeError, UsageError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, UsageError):
             return None
         if kind not in ("ack", "seen"):
             return None
@@ -130,6 +133,16 @@ class Watermarks:
             standing.heard_ms = at_ms
             standing.has_lapsed = not is_active
         return subscriber
+
+    def _forget(self, subscriber: Subscriber) -> None:
+        standing = self._standings.get(subscriber)
+        if standing is None:
+            return
+        if standing.streams:
+            # It is connected here, whoever forgot it: it stands where it was sent to, as one that is new.
+            standing.acked = standing.written = standing.sent = standing.clean = 0
+        else:
+            del self._standings[subscriber]
 
     @staticmethod
     def record(lsn: int, at_ms: int, *, clean: int = 0, is_active: bool = True) -> bytes:

@@ -117,12 +117,14 @@ class CaptureLog:
             await view.client.refresh()
         known = view.client.topics.get(topic)
         if known is None:
-            raise UnknownTopic(
-                f"There are no transactions of {prefix[:100]!r}: the log has no such topic of commits.",
-                "`capture` is the prefix that a capture writes with, capture.prefix in its configuration.",
-            )
+            message = f"There are no transactions of {prefix[:100]!r}: the log has no such topic of commits."
+            hint = "`capture` is the prefix that a capture writes with, capture.prefix in its configuration."
+            # Whoever asks has named it.
+            raise UnknownTopic(message, hint).without_names(message, hint)
         settings = await view.client.settings([topic], TIMESTAMP_TYPE)
-        if settings.get(topic) != APPEND_TIME:
+        if topic in settings.errors:
+            raise settings.errors[topic]
+        if settings.values.get(topic) != APPEND_TIME:
             raise LogUnfit(
                 f"{topic} has no append time, so its transactions have no LSNs.",
                 f"walstream topic alter {topic} --set {TIMESTAMP_TYPE}={APPEND_TIME}",

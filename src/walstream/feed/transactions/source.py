@@ -88,6 +88,10 @@ class TransactionSource(FrameSource):
             if frame is not None or left_s <= 0:
                 return frame
 
+    def head(self) -> int:
+        """Return the LSN at which the newest transaction ends that was seen."""
+        return self._capture.newest
+
     def entries_behind(self) -> int:
         """Return how many rows have not been handed out yet, as far as is known."""
         return max(0, self._capture.commits.rows_total - self._done)
