@@ -112,6 +112,22 @@ class TestWhereItBegins:
             _, error = await ended(feed.subscribe(feed.admin(), start_lsn=text(6)))
             assert error.code() is grpc.StatusCode.OUT_OF_RANGE
 
+    async def test_who_chooses_other_entries_is_not_taken_to_have_had_them(self, tmp_path: Path) -> None:
+        log = await memory(4, tenant="other")
+        await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
+        async with served(tmp_path, log, heartbeat_ms=20) as feed:
+            metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
+            call = feed.subscribe(metadata, start_lsn="oldest")
+            assert await read(call, 1) == [5]
+            await feed.ack(lsn(5), metadata)
+            assert (await call.read()).heartbeat.resolved_lsn == text(59)
+            call.cancel()
+            await until(lambda: not feed.service.streams)
+            log.remove_before(lsn(30))
+            for start in ("", text(6)):
+                _, error = await ended(feed.subscribe(metadata, start_lsn=start, key_prefix_filter="x"))
+                assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+
     async def test_with_what_comes_now(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(10)) as feed:
             call = feed.subscribe(start_lsn="head")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from walstream.errors import TooManySubscriptions, UsageError
 from walstream.feed.service import watermarks as module
-from walstream.feed.service.watermarks import Subscriber, Watermarks
+from walstream.feed.service.watermarks import Covered, Subscriber, Watermarks
 from walstream.positions import GlobalLsn
 
 MINUTE_MS = 60_000
@@ -168,6 +168,28 @@ class TestWhatMustBeKept:
         marks.advance(ANN, 1, 50_000)
         assert marks.done(ANN) == 50_000
 
+    def test_what_is_known_of_one_choice_of_entries_is_not_known_of_another(self) -> None:
+        marks = Watermarks(MINUTE_MS)
+        marks.connect(ANN, 1, 1, 0, "orders")
+        ack(marks, ANN, 10)
+        marks.advance(ANN, 1, 5000, 10)
+        assert marks.covered(ANN) == Covered("orders", 1, 5000)
+        marks.connect(ANN, 2, 3000, 0, "users")
+        assert marks.covered(ANN) == Covered("users", 3000, 2999)
+        marks.advance(ANN, 2, 6000)
+        assert marks.covered(ANN) == Covered("users", 3000, 2999), "both are there, and each had other entries"
+        marks.disconnect(ANN, 1, 0)
+        ack(marks, ANN, 5000)
+        assert marks.covered(ANN) == Covered("users", 3000, 6000)
+        marks.disconnect(ANN, 2, 0)
+        other = Watermarks(MINUTE_MS)
+        record = Watermarks.record(6000, 0, clean=marks.done(ANN), covered=marks.covered(ANN))
+        other.fold(ANN.key("seen"), record)
+        assert other.covered(ANN) == Covered("users", 3000, 6000)
+        other.connect(ANN, 1, 7000, 0, "users")
+        other.fold(ANN.key("seen"), Watermarks.record(9000, 9, covered=Covered("orders", 1, 9000)))
+        assert other.covered(ANN).choice == "users", "it is here, and who was told of it before is not believed"
+
     def test_the_slowest_stream_counts(self) -> None:
         marks = Watermarks(MINUTE_MS)
         ack(marks, ANN, 10)
@@ -227,6 +249,8 @@ def test_a_tombstone_for_one_that_is_connected() -> None:
         (b'["ack","a","b","c"]', b'{"lsn":"x","time_ms":1}'),
         (b'["ack","a","b","c"]', b'{"lsn":7,"time_ms":1}'),
         (b'["seen","a","b","c"]', b'{"lsn":"","time_ms":1,"clean_lsn":5}'),
+        (b'["seen","a","b","c"]', b'{"lsn":"","time_ms":1,"covered":7}'),
+        (b'["seen","a","b","c"]', b'{"lsn":"","time_ms":1,"covered":["x","y","z"]}'),
         (b'["other","a","b","c"]', Watermarks.record(5, 0)),
         (b'["ack",["x"],"",""]', Watermarks.record(5, 0)),
         (b'["ack",{},"",""]', None),

@@ -88,8 +88,9 @@ class AckLog:
 
     async def tell(self, subscriber: Subscriber, sent: int, *, is_active: bool = True) -> None:
         """Let all feeds know that a subscriber is there, and up to where it was sent everything."""
-        clean = self._watermarks.done(subscriber)
-        await self.write(subscriber.key("seen"), Watermarks.record(sent, now_ms(), clean=clean, is_active=is_active))
+        clean, covered = self._watermarks.done(subscriber), self._watermarks.covered(subscriber)
+        record = Watermarks.record(sent, now_ms(), clean=clean, covered=covered, is_active=is_active)
+        await self.write(subscriber.key("seen"), record)
 
     async def forget(self, subscriber: Subscriber) -> None:
         """Remove everything about a subscriber."""

@@ -6,6 +6,7 @@ filter has the tenant that the token may read, whatever the request said. Sans-I
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -66,6 +67,13 @@ class Demand:
             framing=request.framing,
             capture=request.capture,
         )
+
+    @property
+    def choice(self) -> str:
+        """A short name of what was chosen: of another choice the subscriber was sent other entries."""
+        entries = self.entries
+        chosen = (self.framing, self.capture, entries.tenant, entries.key_prefix, entries.topics)
+        return hashlib.blake2b(repr(chosen).encode(), digest_size=12).hexdigest()
 
     def bounds(self, config: FeedConfig) -> Bounds:
         """Return the bounds of its queue."""

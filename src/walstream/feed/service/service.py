@@ -154,13 +154,13 @@ class Service:
             raise self._stopping
         place.enter_context(self._places.taken(identity.tenant))
         await self._make_room(demand.subscriber)
-        acked, done = self.marks.acked(demand.subscriber), self.marks.done(demand.subscriber)
-        opened = await open_source(self.reading, demand, acked, done)
+        acked, covered = self.marks.acked(demand.subscriber), self.marks.covered(demand.subscriber)
+        opened = await open_source(self.reading, demand, acked, covered)
         bounds = demand.bounds(self.config)
         stream = Subscription(next(self._numbers), demand, Session(identity), opened, bounds, self._around)
         self.streams[stream.number] = stream
         self._by_subscriber.setdefault(demand.subscriber, {})[stream.number] = stream
-        self.marks.connect(demand.subscriber, stream.number, opened.start, now_ms())
+        self.marks.connect(demand.subscriber, stream.number, opened.start, now_ms(), demand.choice)
         # As it is now: an acknowledgement may have come while the source was opened.
         stream.acknowledge(self.marks.acked(demand.subscriber))
         log.info(

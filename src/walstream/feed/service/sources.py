@@ -17,6 +17,7 @@ from walstream.errors import LsnNotAvailable, NotAuthorized, UnsupportedVersion
 from walstream.feed import wal_pb2
 from walstream.feed.reading.frames import Filter
 from walstream.feed.service.demand import Demand
+from walstream.feed.service.watermarks import Covered
 from walstream.positions import GlobalLsn
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ async def extent(reading: Reading, framing: int, capture: str) -> Extent:
     return Extent(await reading.oldest(), reading.head(), reading.resolved())
 
 
-async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 0) -> Opened:
+async def open_source(reading: Reading, demand: Demand, acked: int, covered: Covered) -> Opened:
     """Return the source of a demand whose subscriber has acknowledged this LSN. Raises LsnNotAvailable, LogUnfit.
 
-    Up to `done` nothing was kept for it, because it has had everything: when a place from the one that it acknowledged
-    to there is not there any more, it misses nothing and begins behind `done`.
+    Of what is `covered` nothing was kept for it, because it has had everything: when a place in there, at or after the
+    one that it acknowledged, is not there any more, it misses nothing and begins behind.
     """
     framing = FRAMINGS.get(demand.framing)
     if framing is None:
@@ -134,9 +135,9 @@ async def open_source(reading: Reading, demand: Demand, acked: int, done: int = 
         try:
             return await framing.open(reading, demand, begin)
         except LsnNotAvailable:
-            if not acked or not acked <= begin <= done:
+            if not acked or covered.choice != demand.choice or not max(acked, covered.start) <= begin <= covered.end:
                 raise
-            return await framing.open(reading, demand, done + 1)
+            return await framing.open(reading, demand, covered.end + 1)
     for attempt in range(OLDEST_ATTEMPTS):
         try:
             return await framing.open(reading, demand, await framing.oldest(reading, demand))

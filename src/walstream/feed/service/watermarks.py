@@ -11,6 +11,9 @@ it was sent to.
 What must be kept for a subscriber may be less than what is beyond its place: one that has acknowledged every entry that
 it was sent needs nothing up to where it was sent everything, however long ago its last entry was. That LSN is kept in
 the topic, too (`clean_lsn`), so that a tenant for which little happens does not lose its place to those with much.
+
+And so is for which choice of entries that is true, and since where (`Covered`): who comes with another choice was sent
+nothing of it, and must not be taken to have had everything.
 """
 
 from __future__ import annotations
@@ -54,10 +57,23 @@ class Subscriber(NamedTuple):
         return f"{self.tenant}/{self.name}" if self.tenant else self.name
 
 
+class Covered(NamedTuple):
+    """A stretch of the log of which a subscriber has had, and acknowledged, every entry of its choice."""
+
+    choice: str = ""
+    start: int = 0
+    """The first LSN."""
+    end: int = 0
+    """The last one."""
+
+
 class Standing:
     """Where a subscriber stands."""
 
-    __slots__ = ("acked", "clean", "delivered", "has_lapsed", "heard_ms", "reached", "sent", "streams", "written")
+    __slots__ = (
+        "acked", "choices", "clean", "covered", "delivered", "has_lapsed", "heard_ms", "reached", "sent", "streams",
+        "written",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.acked = 0
@@ -72,9 +88,12 @@ class Standing:
         """The largest LSN of an entry that it was sent, or may have been sent before this feed knew of it."""
         self.clean = 0
         """It was known to have acknowledged everything that there was for it up to here."""
+        self.covered = Covered()
         self.heard_ms = 0
         self.streams: dict[int, int] = {}
         """Its streams here, and up to where each was sent everything."""
+        self.choices: dict[int, str] = {}
+        """Which entries each of them has chosen."""
         self.has_lapsed = False
         """Whether it held back too much, and holds back nothing until it is heard of again."""
 
@@ -87,7 +106,14 @@ class Standing:
         """Note and return the LSN up to which nothing needs to be kept for it."""
         if self.streams and self.acked >= self.delivered:
             self.clean = max(self.clean, min(self.streams.values()))
+            if set(self.choices.values()) == {self.covered.choice}:
+                self.covered = self.covered._replace(end=max(self.covered.end, self.clean))
         return max(self.place, self.clean)
+
+    def begin(self, choice: str, position: int) -> None:
+        """Hear that a stream with this choice of entries begins at a position."""
+        if choice != self.covered.choice:
+            self.covered = Covered(choice, position, position - 1)
 
 
 class Watermarks:
@@ -118,6 +144,8 @@ class Watermarks:
             lsn, at_ms = GlobalLsn.parse(document["lsn"] or str(GlobalLsn(0))), int(document["time_ms"])
             is_active = bool(document.get("active", True))
             clean = GlobalLsn.parse(document.get("clean_lsn") or str(GlobalLsn(0)))
+            choice, start, end = document.get("covered") or ("", str(GlobalLsn(0)), str(GlobalLsn(0)))
+            covered = Covered(str(choice), GlobalLsn.parse(start), GlobalLsn.parse(end))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, UsageError):
             return None
         if kind not in ("ack", "seen"):
@@ -129,6 +157,8 @@ class Watermarks:
         else:
             standing.sent = lsn
             standing.clean = max(standing.clean, clean)
+            if not standing.streams and at_ms >= standing.heard_ms:
+                standing.covered = covered
         if at_ms >= standing.heard_ms:
             standing.heard_ms = at_ms
             standing.has_lapsed = not is_active
@@ -141,27 +171,33 @@ class Watermarks:
         if standing.streams:
             # It is connected here, whoever forgot it: it stands where it was sent to, as one that is new.
             standing.acked = standing.written = standing.sent = standing.clean = 0
+            standing.covered = Covered()
         else:
             del self._standings[subscriber]
 
     @staticmethod
-    def record(lsn: int, at_ms: int, *, clean: int = 0, is_active: bool = True) -> bytes:
+    def record(
+        lsn: int, at_ms: int, *, clean: int = 0, covered: Covered | None = None, is_active: bool = True
+    ) -> bytes:
         """Return the value of a record."""
         document: dict[str, object] = {"lsn": str(GlobalLsn(lsn)) if lsn else "", "time_ms": at_ms}
         if clean:
             document["clean_lsn"] = str(GlobalLsn(clean))
+        if covered is not None and covered.choice:
+            document["covered"] = [covered.choice, str(GlobalLsn(covered.start)), str(GlobalLsn(covered.end))]
         if not is_active:
             document["active"] = False
         return json.dumps(document, separators=(",", ":")).encode()
 
     # What happens here
 
-    def connect(self, subscriber: Subscriber, stream: int, position: int, now_ms: int) -> None:
-        """Hear that a stream begins at a position: what is before it is not needed."""
+    def connect(self, subscriber: Subscriber, stream: int, position: int, now_ms: int, choice: str = "") -> None:
+        """Hear that a stream of some choice of entries begins at a position: what is before it is not needed."""
         standing = self._standings.setdefault(subscriber, Standing())
         standing.heard_ms = now_ms
         standing.has_lapsed = False
-        standing.streams[stream] = 0
+        standing.begin(choice, position)
+        standing.streams[stream], standing.choices[stream] = 0, choice
         # What is between its place and its start it may have been sent by another feed, and not acknowledged yet.
         is_new_to_us = position - 1 > max(standing.acked, standing.clean, standing.delivered)
         self.advance(subscriber, stream, position - 1, position - 1 if is_new_to_us else 0)
@@ -178,6 +214,7 @@ class Watermarks:
         standing = self._standings[subscriber]
         standing.settle()
         standing.sent = standing.streams.pop(stream)
+        del standing.choices[stream]
         standing.heard_ms = max(standing.heard_ms, now_ms)
 
     def lapse(self, subscriber: Subscriber) -> None:
@@ -232,6 +269,14 @@ class Watermarks:
         """Return the LSN up to which nothing needs to be kept for a subscriber; 0: nothing is known of it."""
         standing = self._standings.get(subscriber)
         return standing.settle() if standing else 0
+
+    def covered(self, subscriber: Subscriber) -> Covered:
+        """Return of which stretch of the log a subscriber is known to have had everything that it chose."""
+        standing = self._standings.get(subscriber)
+        if standing is None:
+            return Covered()
+        standing.settle()
+        return standing.covered
 
     def needed_from(self, now_ms: int) -> int | None:
         """Return the smallest LSN up to which an active subscriber needs nothing; None: there are none."""
