@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from feed.frames import Written
-from feed.memory import MemoryLog, served, until
+from feed.memory import MemoryLog, Served, served, until
 from walstream.errors import UnreachableError
 from walstream.feed import wal_pb2
 from walstream.feed.service import service as service_module
@@ -71,6 +71,20 @@ async def memory(count: int, **more: Any) -> MemoryLog:
     return log
 
 
+async def have_one_among_many(feed: Served, log: MemoryLog) -> Any:
+    """A tenant gets and acknowledges its only entry, and the log loses that and others' behind it."""
+    await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
+    metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
+    call = feed.subscribe(metadata, start_lsn="oldest")
+    assert await read(call, 1) == [5]
+    await feed.ack(lsn(5), metadata)
+    assert (await call.read()).heartbeat.resolved_lsn == text(59)
+    call.cancel()
+    await until(lambda: not feed.service.streams)
+    log.remove_before(lsn(30))
+    return metadata
+
+
 class TestWhereItBegins:
     async def test_at_the_lsn_itself(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(10)) as feed:
@@ -94,16 +108,8 @@ class TestWhereItBegins:
     async def test_who_has_acknowledged_all_that_came_misses_nothing(self, tmp_path: Path) -> None:
         """Nothing is kept for it where others' entries were: neither its last one, nor the place behind it."""
         log = await memory(4, tenant="other")
-        await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
         async with served(tmp_path, log, heartbeat_ms=20) as feed:
-            metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
-            call = feed.subscribe(metadata, start_lsn="oldest")
-            assert await read(call, 1) == [5]
-            await feed.ack(lsn(5), metadata)
-            assert (await call.read()).heartbeat.resolved_lsn == text(59)
-            call.cancel()
-            await until(lambda: not feed.service.streams)
-            log.remove_before(lsn(30))
+            metadata = await have_one_among_many(feed, log)
             await log.append(*entries(60, 61, tenant="acme"))
             for start in ("", text(5), text(6), text(20)):
                 assert await read(feed.subscribe(metadata, start_lsn=start), 1) == [60]
@@ -114,16 +120,8 @@ class TestWhereItBegins:
 
     async def test_who_chooses_other_entries_is_not_taken_to_have_had_them(self, tmp_path: Path) -> None:
         log = await memory(4, tenant="other")
-        await log.append(*entries(5, 6, tenant="acme"), *entries(6, 60, tenant="other"))
         async with served(tmp_path, log, heartbeat_ms=20) as feed:
-            metadata = feed.metadata(role="replication", tenant="acme", sub="quiet")
-            call = feed.subscribe(metadata, start_lsn="oldest")
-            assert await read(call, 1) == [5]
-            await feed.ack(lsn(5), metadata)
-            assert (await call.read()).heartbeat.resolved_lsn == text(59)
-            call.cancel()
-            await until(lambda: not feed.service.streams)
-            log.remove_before(lsn(30))
+            metadata = await have_one_among_many(feed, log)
             for start in ("", text(6)):
                 _, error = await ended(feed.subscribe(metadata, start_lsn=start, key_prefix_filter="x"))
                 assert error.code() is grpc.StatusCode.OUT_OF_RANGE
