@@ -17,7 +17,7 @@ from walstream.errors import (
     UsageError,
     WalstreamError,
 )
-from walstream.feed.reading.log_errors import error_of
+from walstream.feed.reading.log_errors import error_of, unreachable
 from walstream.feed.reading.resolved import Broken
 from walstream.feed.service.telling import telling, told
 from walstream.positions import GlobalLsn, TopicPartition
@@ -33,6 +33,7 @@ SECRET = TopicPartition("secret", 3)
         DataLoss("rows of secret-3", "secret"),
         LogLost(f"{SECRET} is lost"),
         LogUnfit("secret has no append time", "alter secret"),
+        unreachable("secret:9092", "it does not answer"),
         *(error_of(code, str(SECRET)) for code in (1, 2, 3, 5, 6, 29, 31, 77, 12345)),
     ],
     ids=lambda error: type(error).__name__,

@@ -43,6 +43,9 @@ _BY_CODE: Final[dict[int, type[WalstreamError]]] = {
         errors.UnknownTopicId,
     )
 } | {56: errors.PartitionOffline}
+NAMELESS: Final = ("The log cannot be reached.", "Try again.")
+"""Where it is, and how it fails, is not for tenants to know."""
+
 STALE: Final = (errors.NotLeader, errors.LeaderNotAvailable, errors.UnknownTopic, errors.UnknownLeaderEpoch)
 """What says that somebody else leads by now."""
 
@@ -64,7 +67,7 @@ def unreachable(bootstrap: str, reason: str) -> UnreachableError:
     return UnreachableError(
         f"The log at {bootstrap} cannot be reached: {reason}.",
         "Start one with `walstream node start`, or set capture.bootstrap.",
-    )
+    ).without_names(*NAMELESS)
 
 
 def unanswered(bootstrap: str) -> UnreachableError:
@@ -80,7 +83,7 @@ def translated(bootstrap: str) -> Iterator[None]:
     except (OSError, TimeoutError) as error:
         raise unreachable(bootstrap, _reason(error)) from error
     except KafkaError as error:
-        raise ConnectionLost(unreachable(bootstrap, _reason(error)).message) from error
+        raise ConnectionLost(unreachable(bootstrap, _reason(error)).message).without_names(*NAMELESS) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 from walstream import logs
 from walstream.capture.kafka import TIMEOUT_S, LogAddress
 from walstream.errors import LogUnfit, TopicExists, UnreachableError, WalstreamError
+from walstream.feed.reading.log_errors import NAMELESS
 from walstream.feed.service.watermarks import Subscriber, Watermarks
 
 log = logs.get(__name__)
@@ -129,7 +130,8 @@ class AckLog:
             async with asyncio.timeout(2 * TIMEOUT_S):
                 await future
         except TimeoutError:
-            raise UnreachableError(f"The log at {self._address.bootstrap} does not let {TOPIC} be read.") from None
+            message = f"The log at {self._address.bootstrap} does not let {TOPIC} be read."
+            raise UnreachableError(message).without_names(*NAMELESS) from None
 
     def _serve_deliveries(self) -> None:
         assert self._producer is not None
