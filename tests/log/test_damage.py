@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from log.rig import FaultyDisk, Rig, batch, values
-from walstream.errors import CorruptLog, DiskFull, SyncFailed, WalstreamError
-from walstream.log.batch import HEADER_BYTES
+from walstream.errors import CorruptLog, DiskFull, PartitionOffline, SyncFailed, WalstreamError
+from walstream.log.batch import HEADER_BYTES, stamp
 from walstream.log.records import iter_records
 
 COUNT = 10
@@ -457,3 +457,68 @@ def test_a_vanished_segment_stays_vanished_only_until_it_is_put_back(rig):
             rig.append(rig.store.partition("t", 0), "x")
     path.with_suffix(".away").rename(path)
     assert readable(rig.again().store.partition("t", 0)) == list(range(COUNT))
+
+
+class Told:
+    """Who replicates the log hears here whether it takes writes."""
+
+    def __init__(self):
+        self.heard = []
+
+    def went_offline(self, error):
+        self.heard.append(type(error))
+
+    def awaited(self): ...
+
+    became_durable = came_back = found_damage = awaited
+
+
+def received(rig, disk, fault):
+    """Return a follower's log with a batch on its way to a disk that will refuse it, and who hears of that."""
+    partition = rig.topic("t")
+    partition.become_follower(3, lambda _: None)
+    rig.driver.flush()
+    data = batch("x")
+    stamp(data, 0, 3)
+    partition.listener = told = Told()
+    partition.append_replicated([memoryview(data)], offset=0, now_ms=rig.now_ms)
+    disk.faults[fault] = errno.EIO
+    return partition, told
+
+
+def test_a_write_that_fails_before_the_log_begins_anew_goes_with_the_rest(tmp_path):
+    """Who was told that the log takes no writes would never hear that it does again."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition, told = received(rig, disk, ("write", ".log"))
+    heard = []
+    partition.reset(7, heard.append)
+    rig.driver.flush()
+    assert (heard, told.heard) == ([None], [])
+    assert rig.store.write_failures == 1, "it is counted all the same"
+    disk.faults.clear()
+    data = batch("y")
+    stamp(data, 7, 3)
+    partition.append_replicated([memoryview(data)], offset=7, now_ms=rig.now_ms)
+    rig.driver.flush()
+    assert partition.durable_end == 8
+
+
+def test_a_log_that_could_not_begin_anew_takes_no_writes(tmp_path, monkeypatch):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition, told = received(rig, disk, ("write", ".log"))
+    write = disk.write
+
+    def refuse(path, data, *, durable):
+        if path.name == "cut.json":
+            raise OSError(errno.EIO, "Input/output error")
+        write(path, data, durable=durable)
+
+    monkeypatch.setattr(disk, "write", refuse)
+    heard = []
+    partition.reset(7, heard.append)
+    rig.driver.flush()
+    assert [type(error) for error in heard] == [PartitionOffline]
+    assert told.heard == [PartitionOffline]
+    assert partition.write_error is not None

@@ -53,6 +53,8 @@ class KeptLog(ReadableLog):
         self.settings = settings
         self.is_held = False
         """Whether the log is being cut, and takes nothing meanwhile."""
+        self.is_beginning_anew = False
+        """Whether a reset is under way: whatever is wrong with the files, they are about to go."""
         self._stamps = Stamps(shared.append_clock)
         self._after_release: list[Callable[[], None]] = []
 
@@ -98,6 +100,7 @@ class KeptLog(ReadableLog):
         assert not self.is_leader, "a leader never cuts its log"
         assert not self.is_held, "one cut at a time"
         self.is_held = True
+        self.is_beginning_anew = is_reset
         self.truncations += 1
         self._in_flight.clear()
         first = self.log_start if is_reset else to
@@ -126,6 +129,7 @@ class KeptLog(ReadableLog):
             self.cleaned_until = self.gaps_below = 0
             self.tombstones_due_ms = None
             self.failure = self._saved = self.write_error = None
+            self.is_beginning_anew = False
             self.damaged = []
         self._durable_waiters.wake(end)
         self._notify()

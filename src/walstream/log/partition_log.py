@@ -337,9 +337,14 @@ class PartitionLog(KeptLog):
             segment.synced_size, segment.synced_offset = size, end_offset
 
     def failed(self, error: PartitionOffline) -> None:
-        """A write failed, and with it everything queued behind it."""
+        """A write failed, and with it everything queued behind it.
+
+        What was queued before a reset goes with it: the log takes writes when that is done, and nobody would hear of it
+        who was told that it takes none.
+        """
         self._shared.reported(self.name, error)
-        self.stop(error)
+        if not self.is_beginning_anew:
+            self.stop(error)
 
     def stop(self, error: PartitionOffline) -> None:
         """Take no more writes, and tell everybody who waits for one."""

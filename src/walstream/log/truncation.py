@@ -229,9 +229,11 @@ class Cutting:
 
     def _failed(self, error: WalstreamError) -> None:
         failure = error if isinstance(error, PartitionOffline) else PartitionOffline(error.message, error.hint)
-        if self._partition.write_error is None:
-            self._partition.failed(failure)
-        self._partition.release(self._done, error)
+        partition = self._partition
+        if partition.write_error is None or partition.is_beginning_anew:
+            partition.is_beginning_anew = False
+            partition.failed(failure)
+        partition.release(self._done, error)
 
 
 def forget_epochs(shared: Shared, partition: PartitionLog, done: Done) -> None:
