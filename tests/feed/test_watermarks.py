@@ -190,6 +190,12 @@ class TestWhatMustBeKept:
         other.fold(ANN.key("seen"), Watermarks.record(9000, 9, covered=Covered("orders", 1, 9000)))
         assert other.covered(ANN).choice == "users", "it is here, and who was told of it before is not believed"
 
+    def test_a_stream_from_the_very_beginning_is_told_to_others(self) -> None:
+        marks, other = Watermarks(MINUTE_MS), Watermarks(MINUTE_MS)
+        marks.connect(ANN, 1, 0, 0, "orders")
+        other.fold(ANN.key("seen"), Watermarks.record(0, 0, covered=marks.covered(ANN)))
+        assert other.is_active(ANN, 0)
+
     def test_the_slowest_stream_counts(self) -> None:
         marks = Watermarks(MINUTE_MS)
         ack(marks, ANN, 10)

@@ -113,7 +113,7 @@ class Standing:
     def begin(self, choice: str, position: int) -> None:
         """Hear that a stream with this choice of entries begins at a position."""
         if choice != self.covered.choice:
-            self.covered = Covered(choice, position, position - 1)
+            self.covered = Covered(choice, position, max(position - 1, 0))
 
 
 class Watermarks:
