@@ -317,11 +317,8 @@ def come_back(rig):
     rig.driver.flush()
 
 
-def test_a_sync_that_failed_on_the_way_back_from_a_full_disk_is_not_forgotten_by_the_journal(tmp_path):
-    """Recovery opens the files anew: without that, settling would be told that all is well, and drop the journal."""
-    disk = FaultyDisk()
-    rig = Rig(tmp_path, disk)
-    partition = rig.topic("t")
+def fail_to_come_back(rig, disk, partition):
+    """Let a sync fail on the way back from a full disk, and what was not synced be lost after settling."""
     full(rig, disk, partition)
     disk.faults["sync", "/t/"] = errno.EIO
     come_back(rig)
@@ -329,6 +326,14 @@ def test_a_sync_that_failed_on_the_way_back_from_a_full_disk_is_not_forgotten_by
     disk.faults.clear()
     rig.settle()
     lose(partition)
+
+
+def test_a_sync_that_failed_on_the_way_back_from_a_full_disk_is_not_forgotten_by_the_journal(tmp_path):
+    """Recovery opens the files anew: without that, settling would be told that all is well, and drop the journal."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic("t")
+    fail_to_come_back(rig, disk, partition)
     assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]
 
 
@@ -336,12 +341,7 @@ def test_a_way_back_from_a_full_disk_that_failed_is_tried_again(tmp_path):
     disk = FaultyDisk()
     rig = Rig(tmp_path, disk)
     partition = rig.topic("t")
-    full(rig, disk, partition)
-    disk.faults["sync", "/t/"] = errno.EIO
-    come_back(rig)
-    disk.faults.clear()
-    rig.settle()
-    lose(partition)
+    fail_to_come_back(rig, disk, partition)
     come_back(rig)
     rig.write(partition, "more")
     rig.settle()
