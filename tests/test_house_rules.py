@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from walstream.config import fields, rules
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +18,8 @@ TEXTS = sorted(
     if file.is_file() and file.suffix in {".py", ".md", ".toml", ".txt", ".svg", ".lock", ".json", ""}
 )
 
-LINES_MAX = 450
+LINES_MAX = 800
+"""A file holds a concept, however long that is; beyond this it usually holds two."""
 
 # Clock, randomness, network and disk enter these as arguments, so that a simulator can stand in for the world.
 SANS_IO = (
@@ -138,22 +137,21 @@ def test_there_is_something_to_check() -> None:
     assert len(TEXTS) > 20
 
 
-@pytest.mark.parametrize(
-    "module", [module for pattern in SANS_IO for module in sorted(SOURCE.glob(pattern))], ids=name_of
-)
-def test_pure_modules_touch_no_clock_disk_network_or_dice(module: Path) -> None:
-    assert not imports(module) & IO
+def test_pure_modules_touch_no_clock_disk_network_or_dice() -> None:
+    pure = [(pattern, sorted(SOURCE.glob(pattern))) for pattern in SANS_IO]
+    assert not [pattern for pattern, modules in pure if not modules], "a pattern that matches no module checks nothing"
+    found = {name_of(module): imports(module) & IO for _, modules in pure for module in modules}
+    assert not {name: forbidden for name, forbidden in found.items() if forbidden}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_module_opens_with_what_it_owns(module: Path) -> None:
-    assert ast.get_docstring(parsed(module)), "say what the module owns, what it refuses to know, what it keeps true"
+def test_every_module_opens_with_a_docstring() -> None:
+    missing = [name_of(module) for module in MODULES if not ast.get_docstring(parsed(module))]
+    assert not missing, "say what the module does and the invariant it keeps"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_module_is_not_too_long(module: Path) -> None:
-    lines = len(module.read_text(encoding="utf-8").splitlines())
-    assert lines <= LINES_MAX, "split it by concept"
+def test_no_module_is_too_long() -> None:
+    lengths = {name_of(module): len(module.read_text(encoding="utf-8").splitlines()) for module in MODULES}
+    assert not {name: lines for name, lines in lengths.items() if lines > LINES_MAX}, "split it by concept"
 
 
 def test_no_word_without_a_job_names_a_module() -> None:
