@@ -15,7 +15,9 @@ TEXTS = sorted(
     file
     for pattern in ("src/**/*", "tests/**/*", "bench/**/*", "docs/**/*", "deploy/**/*", ".ci/*", "*")
     for file in ROOT.glob(pattern)
-    if file.is_file() and file.suffix in {".py", ".md", ".toml", ".txt", ".svg", ".lock", ".json", ""}
+    if file.is_file()
+    and file.name != ".git"
+    and file.suffix in {".py", ".md", ".toml", ".txt", ".svg", ".lock", ".json", ""}
 )
 
 LINES_MAX = 800
