@@ -14,7 +14,9 @@ from walstream.cluster.metadata import NO_LEADER, IsrProposal, Member, Outcome, 
 from walstream.cluster.static import Opening, StaticCluster, Told, decode_told, encode_told, producer_ids
 from walstream.errors import CorruptLog, MalformedFrame
 from walstream.log.disk import OsDisk
+from walstream.log.driver import InlineDriver
 from walstream.log.settings import TopicSettings
+from walstream.log.store import LogStore
 
 KEY = (UUID(int=7), 0)
 NOW_MS = 1_700_000_000_000
@@ -186,9 +188,40 @@ class TestCatalogue:
         (old,) = founder.create([NewTopic("old", 1, {})])
         member.join(founder.cluster_id, founder.version)
         (new,) = founder.create([NewTopic("new", 1, {})])
-        assert member.is_older_than_disk(old)
-        assert not member.is_older_than_disk(new)
-        assert not founder.is_older_than_disk(old), "who founded the cluster has had its disk from the beginning"
+        assert member.is_older_than_disk(old, 0)
+        assert not member.is_older_than_disk(new, 0)
+        assert not founder.is_older_than_disk(old, 0), "who founded the cluster has had its disk from the beginning"
+
+    def test_partitions_added_after_the_disk_joined_are_led(self, tmp_path: Path) -> None:
+        """An older one is not: the disk before this one may have held what only the others have now."""
+        founder, member = self.catalogue(tmp_path / "a", founds=True), self.catalogue(tmp_path / "b", founds=False)
+        founder.create([NewTopic("t", 1, {}, (1, 2))])
+        founder.grow("t", 2)
+        member.join(founder.cluster_id, founder.version)
+        store = LogStore(OsDisk(), tmp_path / "b", member, InlineDriver(), lambda: NOW_MS, replicated=True)
+        store.take_over(founder.version, list(founder.topics.values()))
+        founder.grow("t", 4)
+        told = decode_told(encode_told(Told(list(founder.topics.values()))))
+        assert told.topics is not None
+        store.take_over(founder.version, told.topics)
+        opened = [store.partition("t", index) for index in range(4)]
+        assert [partition.is_unclean for partition in opened] == [True, True, False, False]
+        cluster = start(tmp_path / "b")
+        cluster.open([Opening(one.key, (1, 2), 1, 2, one.leader_epoch, one.is_unclean) for one in opened])
+        states = [cluster.state(partition.key) for partition in opened]
+        assert [state.leader for state in states if state is not None] == [NO_LEADER, NO_LEADER, 1, 1]
+        again = self.catalogue(tmp_path / "b", founds=False)
+        assert again.topics == founder.topics, "growth is kept over a restart"
+
+    def test_topics_of_a_version_that_noted_no_growth(self, tmp_path: Path) -> None:
+        """In a file and on a link: their partitions are as old as they are."""
+        body = b'{"topics": [{"name": "t", "id": "00000000-0000-0000-0000-000000000001", "partitions": 3, "since": 4}]}'
+        told = decode_told(body)
+        assert told.topics is not None
+        OsDisk().make_directory(tmp_path)
+        (tmp_path / "topics.json").write_bytes(body)
+        for topic in (*told.topics, self.catalogue(tmp_path, founds=True).topics["t"]):
+            assert [topic.since_of(index) for index in range(3)] == [4, 4, 4]
 
     def test_who_has_joined_is_remembered(self, tmp_path: Path) -> None:
         self.catalogue(tmp_path, founds=True).note_joined(3)

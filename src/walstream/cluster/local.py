@@ -50,11 +50,17 @@ class Topic(msgspec.Struct, frozen=True):
     """The nodes that hold it; empty on a node that is alone."""
     since: int = 0
     """The version of the catalogue that was the first to have it."""
+    grown: list[tuple[int, int]] = []
+    """(number of the first added partition, version of the catalogue that was the first to have it), per growth."""
 
     @property
     def is_internal(self) -> bool:
         """Whether walstream keeps its own state in it: clients may read it but not create it."""
         return self.name.startswith("__")
+
+    def since_of(self, index: int) -> int:
+        """Return the version of the catalogue that was the first to have a partition."""
+        return next((version for first, version in reversed(self.grown) if index >= first), self.since)
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -112,7 +118,7 @@ class Catalogue:
         self.cluster_id = meta.cluster_id
         self.node_id = meta.node_id
         self.joined_version = meta.joined_version
-        """The catalogue's version when this node joined: an older topic is one that an earlier disk may have held."""
+        """The catalogue's version when this node joined: an earlier disk may have held an older partition."""
         catalogue = self._load("topics.json", _Topics)
         self.version = catalogue.version
         self.joined = frozenset(catalogue.joined)
@@ -158,9 +164,9 @@ class Catalogue:
         if node_id not in self.joined:
             self._save(self.topics, self.version, self.joined | {node_id})
 
-    def is_older_than_disk(self, topic: Topic) -> bool:
-        """Say whether the topic was there before this node's folder: what it should hold of it may be lost."""
-        return topic.since <= self.joined_version
+    def is_older_than_disk(self, topic: Topic, index: int) -> bool:
+        """Return whether a partition existed before this node's folder: an earlier disk may have held records of it."""
+        return topic.since_of(index) <= self.joined_version
 
     def _load(self, name: str, kind: type[T]) -> T:
         data = self._disk.read(self._folder / name)
@@ -229,7 +235,8 @@ class Catalogue:
                 f"{name} has {topic.partitions} partitions; it can be given more, up to {PARTITIONS_MAX}, "
                 f"not {partitions}."
             )
-        return self._change(msgspec.structs.replace(topic, partitions=partitions))
+        grown = [*topic.grown, (topic.partitions, self.version + 1)]
+        return self._change(msgspec.structs.replace(topic, partitions=partitions, grown=grown))
 
     def configure(self, name: str, config: Mapping[str, str]) -> Topic:
         """Replace a topic's own settings."""

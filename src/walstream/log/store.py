@@ -171,7 +171,7 @@ class LogStore:
         settings, epoch = self.catalogue.settings(topic), None if self.replicated else self.epoch
         key = (topic.id, index)
         partition = PartitionLog(topic.name, key, self._folder_of(topic, index), self, settings, epoch, found)
-        if saved is None and self.replicated and self.catalogue.is_older_than_disk(topic):
+        if saved is None and self.replicated and self.catalogue.is_older_than_disk(topic, index):
             partition.is_unclean = True  # The last disk may have had what this one never did.
         self.partitions[topic.name, index] = partition
         self._report_recovery(partition, found)

@@ -194,8 +194,8 @@ class Replicas:
 
     def _found(self, partition: PartitionLog) -> Opening:
         topic = self._topic_of(partition)
-        # A new disk holds nothing of a topic that was there before it, whatever its empty log looks like.
-        if self.store.catalogue.is_older_than_disk(topic) and partition.leader_epoch < 0:
+        # A new disk holds nothing of a partition that was there before it, whatever its empty log looks like.
+        if self.store.catalogue.is_older_than_disk(topic, partition.index) and partition.leader_epoch < 0:
             partition.is_unclean = True
         return Opening(
             partition.key,

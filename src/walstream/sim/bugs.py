@@ -220,7 +220,7 @@ def _electing_outside_the_isr() -> list[Patch]:
 
 
 def _electing_a_new_disk() -> list[Patch]:
-    return [(Catalogue, "is_older_than_disk", lambda self, topic: False)]
+    return [(Catalogue, "is_older_than_disk", lambda self, topic, index: False)]
 
 
 def _keeping_a_zombie_leader() -> list[Patch]:
