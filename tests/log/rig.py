@@ -55,17 +55,29 @@ class FaultyDisk(OsDisk):
 
 
 class Rig:
-    """A store in a folder, with a clock that stands still until it is moved."""
+    """A store in a folder, with clocks that stand still: adding to `now_ms` lets time pass, `step_clock` sets one."""
 
     def __init__(self, folder: Path, disk: OsDisk | None = None, defaults: TopicSettings | None = None, **options: int):
         self.folder = folder
         self.disk = disk or FaultyDisk()
         self.now_ms = 1_700_000_000_000
+        self._stepped_ms = 0
         self.driver = InlineDriver()
         self.catalogue = Catalogue(self.disk, folder, node_id=1, defaults=defaults or TopicSettings())
-        self.store = LogStore(self.disk, folder, self.catalogue, self.driver, lambda: self.now_ms, **options)
+        self.store = LogStore(
+            self.disk, folder, self.catalogue, self.driver, lambda: self.now_ms, self.monotonic_ms, **options
+        )
         if isinstance(self.disk, FaultyDisk):
             self.disk.syncs.clear()  # Opening has syncs of its own.
+
+    def monotonic_ms(self) -> int:
+        """Return the clock that `step_clock` does not set."""
+        return self.now_ms - self._stepped_ms
+
+    def step_clock(self, by_ms: int) -> None:
+        """Set the wall clock forth or back, while no time passes."""
+        self.now_ms += by_ms
+        self._stepped_ms += by_ms
 
     def topic(self, name: str = "t", partitions: int = 1, **config: str) -> PartitionLog:
         """Create a topic and return its first partition. `retention_ms="1"` stands for retention.ms=1."""

@@ -117,16 +117,16 @@ def test_expire() -> None:
 
 def test_snapshot_survives_json() -> None:
     states = known(*(header(index, offset=index * 2 + who, producer=who) for index in range(7) for who in (3, 4)))
-    restored = ProducerStates.restore(json.loads(json.dumps(states.snapshot())))
+    restored = ProducerStates.restore(json.loads(json.dumps(states.snapshot())), now_ms=0)
     assert restored.snapshot() == states.snapshot()
     assert restored.check(header(7, producer=3), 0) is None
     assert restored.check(header(6, producer=4), 0) == Duplicate(16, 16, 76)
-    assert len(ProducerStates.restore(states.snapshot(), producers_max=1)) == 1
+    assert len(ProducerStates.restore(states.snapshot(), producers_max=1, now_ms=0)) == 1
 
 
 def test_snapshot_below_an_offset_leaves_out_what_may_not_be_durable() -> None:
     states = known(header(0, offset=0), header(1, offset=1), header(2, offset=2), header(0, offset=3, producer=4))
-    restored = ProducerStates.restore(states.snapshot(below=2))
+    restored = ProducerStates.restore(states.snapshot(below=2), now_ms=0)
     assert restored.check(header(2), 0) is None
     assert restored.check(header(1), 0) == Duplicate(1, 1, 61)
     assert 4 not in restored
@@ -143,7 +143,7 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=3))
 def test_a_broken_snapshot_is_named(data: list[Any]) -> None:
     with contextlib.suppress(CorruptLog):
-        ProducerStates.restore(data)
+        ProducerStates.restore(data, now_ms=0)
 
 
 @settings(deadline=None)
@@ -158,7 +158,7 @@ def test_a_retrying_client_is_written_once(steps: list[tuple[int, int]], restart
             back = 1
         batch = sent[-back]
         if restarts:
-            states = ProducerStates.restore(states.snapshot())
+            states = ProducerStates.restore(states.snapshot(), now_ms=0)
         try:
             duplicate = states.check(batch, 0)
         except OutOfOrderSequence:

@@ -523,7 +523,7 @@ def test_the_scrub_finds_rot_that_nobody_reads(rig: PowerRig) -> None:
     partition = filled(rig)
     rig.settle()
     store = LogStore(
-        rig.disk, rig.folder, rig.catalogue, InlineDriver(), lambda: rig.now_ms,
+        rig.disk, rig.folder, rig.catalogue, InlineDriver(), lambda: rig.now_ms, lambda: rig.now_ms,
         replicated=True, scrub_bytes_per_s=300, journal_prepared_bytes=2048,
     )  # fmt: skip
     partition = store.partition("t", 0)
@@ -548,7 +548,7 @@ def test_the_scrub_rests_between_two_rounds_and_takes_small_partitions_together(
     rig.driver.flush()
     rig.settle()
     store = LogStore(
-        rig.disk, rig.folder, rig.catalogue, InlineDriver(), lambda: rig.now_ms,
+        rig.disk, rig.folder, rig.catalogue, InlineDriver(), lambda: rig.now_ms, lambda: rig.now_ms,
         replicated=True, scrub_bytes_per_s=100_000, scrub_interval_s=10, journal_prepared_bytes=2048,
     )  # fmt: skip
     whole = partition.size_bytes + sum(other.size_bytes for other in others)

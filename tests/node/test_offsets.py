@@ -155,7 +155,7 @@ async def _opened(folder: Path) -> AsyncIterator[OffsetsLog]:
     disk = OsDisk()
     catalogue = Catalogue(disk, folder, node_id=1, defaults=TopicSettings())
     driver = ThreadDriver(asyncio.get_running_loop().call_soon_threadsafe)
-    store = LogStore(disk, folder, catalogue, driver, lambda: NOW_MS)
+    store = LogStore(disk, folder, catalogue, driver, lambda: NOW_MS, lambda: NOW_MS)
     offsets = OffsetsLog(store)
     await offsets.load()
     try:

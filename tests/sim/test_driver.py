@@ -34,7 +34,7 @@ class OneNode:
         self.driver = SimDriver(self.clock, self.disk, self.pace, self.run)
         catalogue = Catalogue(self.disk, FOLDER, node_id=1, defaults=TopicSettings(segment_bytes=400))
         self.store = LogStore(
-            self.disk, FOLDER, catalogue, self.driver, lambda: self.clock.now_ms,
+            self.disk, FOLDER, catalogue, self.driver, lambda: self.clock.now_ms, lambda: self.clock.now_ms,
             journal_bytes_max=2048, journal_prepared_bytes=1024, new_id=lambda: UUID(int=self.clock.between(0, 2**60)),
         )  # fmt: skip
 

@@ -151,7 +151,7 @@ class KeptLog(ReadableLog):
 
     def repaired(self, headers: Sequence[BatchHeader]) -> None:
         """Batches that were damaged stand in their place again: know of them what their headers say."""
-        now_ms = self._shared.now_ms()
+        now_ms = self._shared.monotonic_ms()
         for header in headers:
             self.epochs.found_at(header.leader_epoch, header.base_offset)
             self.producers.apply(header, now_ms)

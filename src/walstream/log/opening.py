@@ -25,7 +25,7 @@ class Opener:
     disk: Disk
     open_files: OpenFiles
     producers_max: int
-    now_ms: Callable[[], int]
+    monotonic_ms: Callable[[], int]
     replicated: bool
     epoch: int
     """The node's own: nothing that it wrote alone has a newer one."""
@@ -60,7 +60,7 @@ class Opener:
             open_files=self.open_files,
             segment_bytes=settings.segment_bytes,
             producers_max=self.producers_max,
-            now_ms=self.now_ms(),
+            monotonic_ms=self.monotonic_ms(),
             epoch_max=EPOCH_MAX if saved is None and self.replicated else max(self.epoch, leader_epoch),
             is_compacted=settings.compacted,
         )

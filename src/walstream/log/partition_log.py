@@ -174,7 +174,7 @@ class PartitionLog(KeptLog):
         if self.settings.compacted:
             check_keys(batch, header)
         if header.producer_id >= 0:
-            duplicate = self.producers.check(header, now_ms)
+            duplicate = self.producers.check(header, self._shared.monotonic_ms())
             if duplicate is not None:
                 stamp_ms = duplicate.timestamp_ms if self.settings.append_time else -1
                 return Appended(duplicate.base_offset, duplicate.last_offset, stamp_ms, self.log_start)
@@ -210,7 +210,8 @@ class PartitionLog(KeptLog):
         segment = self._segment_for(header, now_ms)
         position = segment.note(header)
         self.log_end = end = header.next_offset
-        self.producers.apply(header, now_ms)
+        if header.producer_id >= 0:
+            self.producers.apply(header, self._shared.monotonic_ms())
         self._submit(segment, position, batch, header.base_offset, end)
 
     def _submit(self, segment: Segment, position: int, data: Buffer, base_offset: int, end: int) -> None:
@@ -259,7 +260,8 @@ class PartitionLog(KeptLog):
             if header.base_offset != self.log_end:
                 self.gaps_below = max(self.gaps_below, header.base_offset)
             self.epochs.assign(header.leader_epoch, max(header.base_offset, self.log_start))
-            self.producers.apply(header, now_ms)
+            if header.producer_id >= 0:
+                self.producers.apply(header, self._shared.monotonic_ms())
             self.log_end = header.next_offset
             if header.uses_append_time:
                 self._stamps.seen(header.max_timestamp)

@@ -33,37 +33,39 @@ def encode(producers: ProducerStates) -> bytes:
     return crc32c(body).to_bytes(_CRC_BYTES, "big") + body
 
 
-def load(disk: Disk, folder: Path, base_offset: int, producers_max: int) -> ProducerStates | None:
+def load(disk: Disk, folder: Path, base_offset: int, producers_max: int, monotonic_ms: int) -> ProducerStates | None:
     """Read a snapshot back; None if there is none, or none that can be trusted."""
     data = disk.read(path_of(folder, base_offset))
     if data is None or crc32c(data[_CRC_BYTES:]) != int.from_bytes(data[:_CRC_BYTES], "big"):
         return None
     try:
-        return ProducerStates.restore(msgspec.json.decode(data[_CRC_BYTES:]), producers_max)
+        return ProducerStates.restore(msgspec.json.decode(data[_CRC_BYTES:]), producers_max, now_ms=monotonic_ms)
     except (msgspec.DecodeError, CorruptLog, TypeError):
         return None
 
 
 def nearest(
-    disk: Disk, folder: Path, bases: Sequence[int], base_offset: int, producers_max: int
+    disk: Disk, folder: Path, bases: Sequence[int], base_offset: int, producers_max: int, monotonic_ms: int
 ) -> tuple[int, ProducerStates]:
     """Return the newest segment not after `base_offset` whose beginning is known, and what is known there.
 
     Where nothing is known, it is the first segment and no producers: theirs is the oldest past that there is.
     """
     for base in sorted((base for base in bases if base <= base_offset), reverse=True):
-        producers = load(disk, folder, base, producers_max)
+        producers = load(disk, folder, base, producers_max, monotonic_ms)
         if producers is not None:
             return base, producers
     return min(bases, default=base_offset), ProducerStates(producers_max)
 
 
-def rebuild(disk: Disk, folder: Path, segments: Sequence[Segment], producers_max: int, now_ms: int) -> ProducerStates:
+def rebuild(
+    disk: Disk, folder: Path, segments: Sequence[Segment], producers_max: int, monotonic_ms: int
+) -> ProducerStates:
     """Return what these segments, from the log's start to its end, say about producers. Blocks."""
     bases = [segment.base_offset for segment in segments]
-    base, producers = nearest(disk, folder, bases, bases[-1], producers_max)
+    base, producers = nearest(disk, folder, bases, bases[-1], producers_max, monotonic_ms)
     for segment in segments:
         if segment.base_offset >= base and segment.size:
             for _, header in segment.headers():
-                producers.apply(header, now_ms)
+                producers.apply(header, monotonic_ms)
     return producers

@@ -14,7 +14,9 @@ rules are Kafka's:
 Because an unknown producer may start anywhere, forgetting a live one could let its retry in as a new batch. So room for
 a new producer is made only by forgetting the one silent for longest, and only if that is longer than any client goes on
 retrying (`RETRY_MS_MAX`). If there is none, the new producer is refused, retryably: it has written nothing yet, so no
-harm comes to it but delay. Time is the node's, an argument; a batch's own timestamps are its producer's to invent.
+harm comes to it but delay. Time is an argument, of the node's monotonic clock: a wall clock that is set forward must
+not age a live producer, and a batch's own timestamps are its producer's to invent. A monotonic time means nothing to
+another process, so restored producers count as seen at the restore and are only ever forgotten later.
 """
 
 from __future__ import annotations
@@ -155,29 +157,30 @@ class ProducerStates:
 
         Batches at or above `below` may never reach the disk: a snapshot that had them would take their retry for a
         duplicate, and lose it. Each row is
-        [producer id, epoch, last seen ms, [[base sequence, last offset delta, base offset, timestamp ms], …]].
+        [producer id, epoch, 0, [[base sequence, last offset delta, base offset, timestamp ms], …]];
+        earlier versions wrote the wall-clock time of the last batch in place of the 0.
         """
         rows: list[list[Any]] = []
         for producer_id, producer in self._producers.items():
             batches = [list(batch) for batch in producer.batches if below is None or batch.base_offset < below]
             if batches:
-                rows.append([producer_id, producer.epoch, producer.seen_ms, batches])
+                rows.append([producer_id, producer.epoch, 0, batches])
         return rows
 
     @classmethod
-    def restore(cls, snapshot: Iterable[Any], producers_max: int = PRODUCERS_MAX) -> ProducerStates:
-        """Build the states from a snapshot. Raises CorruptLog if it cannot be one.
+    def restore(cls, snapshot: Iterable[Any], producers_max: int = PRODUCERS_MAX, *, now_ms: int) -> ProducerStates:
+        """Build the states from a snapshot, all of them seen now. Raises CorruptLog if it cannot be one.
 
         A limit that has become smaller forgets the producers silent for longest.
         """
         states = cls(producers_max)
         try:
-            for producer_id, epoch, seen_ms, batches in snapshot:
+            for producer_id, epoch, written_ms, batches in snapshot:
                 restored = [_Batch(*batch) for batch in batches]
-                numbers = (producer_id, epoch, seen_ms, *(number for batch in restored for number in batch))
+                numbers = (producer_id, epoch, written_ms, *(number for batch in restored for number in batch))
                 if not restored or len(restored) > BATCHES_KEPT or any(type(number) is not int for number in numbers):
                     raise CorruptLog(f"The stored state of producer {producer_id!r} is not possible.")
-                states._producers[producer_id] = _Producer(epoch, seen_ms, restored)
+                states._producers[producer_id] = _Producer(epoch, now_ms, restored)
         except (TypeError, ValueError) as error:
             raise CorruptLog("The stored producer states are not what a snapshot holds.") from error
         while len(states._producers) > producers_max:

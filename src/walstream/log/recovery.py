@@ -97,7 +97,7 @@ def recover(
     open_files: OpenFiles,
     segment_bytes: int,
     producers_max: int,
-    now_ms: int,
+    monotonic_ms: int,
     epoch_max: int = EPOCH_MAX,
     is_compacted: bool = False,
 ) -> Recovered:
@@ -108,7 +108,7 @@ def recover(
     if cut is not None:
         # Everything below the cut was synced before it was announced, so the journal has nothing to add.
         truncation.carry_out(disk, folder, cut)
-        known = truncation.lowered(disk, folder, cut, known, _bases(disk, folder), producers_max)
+        known = truncation.lowered(disk, folder, cut, known, _bases(disk, folder), producers_max, monotonic_ms)
         redo, clean = {}, False
     known = _from_the_batch_that_holds_the_start(known, _bases(disk, folder))
     segments = _open_segments(disk, folder, known, open_files)
@@ -117,7 +117,7 @@ def recover(
         log_start=max(known.log_start, segments[0].base_offset),
         log_end=known.offset,
         epochs=EpochMap.from_list(known.epochs),
-        producers=ProducerStates.restore(known.producers, producers_max),
+        producers=ProducerStates.restore(known.producers, producers_max, now_ms=monotonic_ms),
         cleaned_until=known.cleaned_until,
         gaps_below=known.gaps_below,
         tombstones_due_ms=known.tombstones_due_ms,
@@ -133,7 +133,9 @@ def recover(
         segments[-1].synced_offset = known.offset
     else:
         durable_end = max(known.durable_end, known.high_watermark)
-        scan = Scan(disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, now_ms, durable_end)
+        scan = Scan(
+            disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, monotonic_ms, durable_end
+        )
         scan.run(known)
     if found.log_end < found.log_start:
         _begin_at_the_start(disk, folder, found, open_files)

@@ -52,7 +52,7 @@ class Scan:
     segment_bytes: int
     epoch_max: int
     is_compacted: bool
-    now_ms: int
+    monotonic_ms: int
     durable_end: int
     """Everything below was known to be durable, or visible: nothing of it is a write that was torn."""
 
@@ -149,7 +149,7 @@ class Scan:
             )
             if header.leader_epoch > found.epochs.last_epoch:
                 found.epochs.assign(header.leader_epoch, header.base_offset)
-            found.producers.apply(header, self.now_ms)
+            found.producers.apply(header, self.monotonic_ms)
             if header.base_offset != found.log_end:
                 found.gaps_below = max(found.gaps_below, header.base_offset)
             found.log_end = header.next_offset

@@ -71,6 +71,7 @@ class LogStore:
         catalogue: Catalogue,
         driver: Driver,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
         *,
         journal_bytes_max: int = 64 * 1024 * 1024,
         journal_prepared_bytes: int = PREPARED_BYTES,
@@ -84,10 +85,15 @@ class LogStore:
         scrub_bytes_per_s: int = 0,
         scrub_interval_s: int = 0,
     ) -> None:
-        """Open the partitions. `replicated`: the node is one of several, and others say what it leads."""
+        """Open the partitions. `replicated`: the node is one of several, and others say what it leads.
+
+        `now_ms` is the wall clock, which is set back and forth: it dates records and decides which have expired.
+        `monotonic_ms` measures intervals: whatever is due from time to time, and how long a producer has been silent.
+        """
         self.disk = disk
         self.open_files = OpenFiles()
         self.now_ms = now_ms
+        self.monotonic_ms = monotonic_ms
         self.catalogue = catalogue
         self.partitions: dict[tuple[str, int], PartitionLog] = {}
         self.damage_reports = 0
@@ -110,7 +116,7 @@ class LogStore:
         self._journal = Journal(disk, folder / "journal", journal_prepared_bytes)
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max)
         self.epoch = self._saver.saved.epoch + 1
-        self._opener = Opener(disk, self.open_files, producers_max, now_ms, replicated, self.epoch)
+        self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
         self._open()
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +142,7 @@ class LogStore:
             ) from error
         self._journal.start()
         self._driver.start(self.commit)
-        self._schedule(self.now_ms())
+        self._schedule(self.monotonic_ms())
 
     def _let_go_of_the_journal(self, redo: dict[PartitionKey, Redo]) -> None:
         """Drop the old files, whose batches are where they belong; keep them for partitions that could not be opened.
@@ -347,10 +353,10 @@ class LogStore:
 
     def tick(self) -> None:
         """Do what is due. Called about once a second."""
-        now_ms = self.now_ms()
+        now_ms = self.monotonic_ms()
         if any(partition.settings.append_time for partition in self.partitions.values()):
             try:
-                self.append_clock.tick(now_ms)
+                self.append_clock.tick(self.now_ms())
             except PartitionOffline as error:
                 log.warning("append times not reserved", error=str(error))
         for partition in list(self.partitions.values()):
@@ -370,10 +376,10 @@ class LogStore:
 
     def enforce_retention(self) -> None:
         """Drop the segments that no topic's settings keep."""
-        now_ms = self.now_ms()
+        now_ms, silent_since_ms = self.now_ms(), self.monotonic_ms() - self._producer_expiry_ms
         dropped: list[Segment] = []
         for partition in self.partitions.values():
-            partition.producers.expire(now_ms - self._producer_expiry_ms)
+            partition.producers.expire(silent_since_ms)
             if not partition.is_leader or partition.failure is not None:
                 continue  # A follower's log starts where its leader's does.
             settings, last = partition.settings, partition.segments[-1]

@@ -52,6 +52,9 @@ class Shared(Protocol):
     def now_ms(self) -> int:
         """Return the wall clock."""
 
+    def monotonic_ms(self) -> int:
+        """Return the time of a clock that is never set, from any beginning."""
+
     def sealed(self, segment: Segment, snapshot_path: Path, snapshot: bytes) -> None:
         """Hear that a segment takes no more batches, and what to write beside the one after it."""
 

@@ -99,7 +99,13 @@ def conclude(disk: Disk, folder: Path) -> None:
 
 
 def lowered(
-    disk: Disk, folder: Path, cut: Cut, saved: PartitionCheckpoint, bases: Sequence[int], producers_max: int
+    disk: Disk,
+    folder: Path,
+    cut: Cut,
+    saved: PartitionCheckpoint,
+    bases: Sequence[int],
+    producers_max: int,
+    monotonic_ms: int,
 ) -> PartitionCheckpoint:
     """Return what a checkpoint from before the cut still says: nothing beyond it, and producers from a snapshot."""
     if cut.is_reset:
@@ -114,7 +120,7 @@ def lowered(
     )
     if (saved.segment, saved.position) <= (cut.segment, cut.position):
         return kept
-    base, producers = producer_snapshots.nearest(disk, folder, bases, cut.segment, producers_max)
+    base, producers = producer_snapshots.nearest(disk, folder, bases, cut.segment, producers_max, monotonic_ms)
     return msgspec.structs.replace(kept, segment=base, position=0, offset=base, producers=producers.snapshot())
 
 
@@ -213,7 +219,7 @@ class Cutting:
         producers = ProducerStates(shared.producers_max)
         if kept:
             whole = [*kept[:-1], last]
-            producers = producer_snapshots.rebuild(disk, folder, whole, shared.producers_max, shared.now_ms())
+            producers = producer_snapshots.rebuild(disk, folder, whole, shared.producers_max, shared.monotonic_ms())
         return cut, last, producers
 
     def _carried_out(self, cut: Cut, last: Segment, producers: ProducerStates) -> None:

@@ -37,6 +37,7 @@ def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, Log
         catalogue,
         ThreadDriver(turns.post, turns.mark_writes),
         now_ms,
+        monotonic_ms,
         journal_bytes_max=config.log.journal_bytes_max,
         checkpoint_interval_ms=config.log.checkpoint_interval_ms,
         retention_interval_ms=config.log.retention_check_interval_ms,
@@ -66,3 +67,8 @@ def topic_defaults(config: Config) -> TopicSettings:
 def now_ms() -> int:
     """Return the wall clock in milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Return the monotonic clock in milliseconds."""
+    return time.monotonic_ns() // 1_000_000

@@ -112,7 +112,7 @@ class SimNode(Serving):
         else:
             self.life = self._next_life()
         self.store = LogStore(
-            self.disk, FOLDER, catalogue, self.driver, lambda: clock.now_ms, replicated=True,
+            self.disk, FOLDER, catalogue, self.driver, lambda: clock.now_ms, lambda: clock.now_ms, replicated=True,
             journal_bytes_max=JOURNAL_BYTES, journal_prepared_bytes=JOURNAL_BYTES // 2,
             checkpoint_interval_ms=3_000, new_id=cluster.new_id, scrub_bytes_per_s=cluster.scenario.scrub_bytes_per_s,
         )  # fmt: skip
