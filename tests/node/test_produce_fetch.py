@@ -227,6 +227,22 @@ async def test_no_partition_starves(tmp_path: Path, connect: Connect, in_session
         assert sorted(served) == [0, 0, 1, 1, 2, 2]
 
 
+async def test_a_step_of_the_clock_makes_no_fetch_session_old_or_young(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_node(tmp_path, limits__fetch_sessions_max=1) as node:
+        topic_of(node)
+        client = await connect(node)
+        assert (await client.ask(fetch({0: 0}, session=(0, 0)))).session_id > 0
+        now_ms = node.now_ms()
+        monkeypatch.setattr(node, "now_ms", lambda: now_ms + 3_600_000)
+        assert (await client.ask(fetch({0: 0}, session=(0, 0)))).session_id == 0, "the first one is in use"
+        monkeypatch.setattr(node, "now_ms", lambda: now_ms - 3_600_000)
+        later_ms = node.store.monotonic_ms() + 3_600_000
+        monkeypatch.setattr(node.store, "monotonic_ms", lambda: later_ms)
+        assert (await client.ask(fetch({0: 0}, session=(0, 0)))).session_id > 0, "the first one was idle for an hour"
+
+
 async def test_an_incremental_session_tells_only_what_is_new(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
         topic_of(node, 3)

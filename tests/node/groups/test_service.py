@@ -133,6 +133,22 @@ async def test_offsets_of_an_abandoned_group_lapse(tmp_path: Path, monkeypatch: 
         assert groups.states() == {}, "nothing is left of the group"
 
 
+async def test_a_clock_set_forward_lapses_no_offsets_of_a_group_that_has_just_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_node(tmp_path, limits__group_join_delay_ms=0) as node:
+        groups = node.groups
+        _create(node, "t")
+        now_ms = node.now_ms()
+        joined = await _settle(groups)
+        for group in ("g", "simple"):
+            await groups.commit(group, {("t", 0): _at(1, now_ms)})
+        await groups.ask(Leave("g", (Leaver(joined.member_id, None),)))
+        monkeypatch.setattr(node.store, "now_ms", lambda: now_ms + 8 * DAY_MS)
+        await groups.upkeep()
+        assert set(groups.table) == {"g", "simple"}
+
+
 async def test_retention_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_node(tmp_path, limits__offset_retention_ms=-1) as node:
         _create(node, "t")

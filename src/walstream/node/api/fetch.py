@@ -40,7 +40,7 @@ async def fetch(context: Context, source: Source) -> list[Buffer]:
     node = context.node
     request = read_request(source, context.version)
     turn = node.sessions.begin(
-        request.session_id, request.session_epoch, request.wanted, request.forgotten, node.now_ms()
+        request.session_id, request.session_epoch, request.wanted, request.forgotten, node.store.monotonic_ms()
     )
     if turn.error_code:
         return write_response(context.version, (), error_code=turn.error_code)

@@ -1,7 +1,8 @@
 """The shell around the pure coordinator: futures for requests that wait, one timer, the log lines, the offsets.
 
 A handler asks and awaits; if its connection closes, the server cancels it and the request is forgotten. Group timers
-run on the monotonic clock, because a step of the wall clock must not end sessions; committed offsets carry wall time.
+and the time that a group has been empty run on the monotonic clock, because a step of the wall clock must neither end
+sessions nor lapse the offsets of a group that has just stopped; committed offsets carry wall time.
 
 Offsets of a group without members lapse when it has been empty, and they have not been committed, for the retention
 time. A restart of the node begins the count of emptiness anew: that keeps them longer, never shorter, and a group
@@ -71,7 +72,7 @@ class GroupService:
         self._is_stopped = False
         self._refusal: GroupError | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._started_ms = store.now_ms()
+        self._started_ms = self._clock_ms()
 
     @property
     def table(self) -> OffsetTable:
@@ -85,7 +86,7 @@ class GroupService:
 
     def _begin(self) -> None:
         self._refusal = None
-        self._started_ms = self._store.now_ms()
+        self._started_ms = self._clock_ms()
         self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
     def lead(self) -> None:
@@ -220,17 +221,17 @@ class GroupService:
         return [
             (group_id, topic, index)
             for group_id in self.table
-            if self._empty_since_ms(group_id) <= lapsed_ms
+            if self._empty_ms(group_id) >= retention_ms
             for (topic, index), committed in self.table.of(group_id).items()
             if committed.commit_ms <= lapsed_ms
         ]
 
-    def _empty_since_ms(self, group_id: str) -> int:
-        """Return the wall time since when nobody is in the group; now if somebody is."""
+    def _empty_ms(self, group_id: str) -> int:
+        """Return how long the group has had no members; 0 if it has any."""
         group = self.group(group_id)
         if group is None:
-            return self._started_ms
-        return self._store.now_ms() - (self._clock_ms() - group.empty_since_ms if group.is_idle else 0)
+            return self._clock_ms() - self._started_ms
+        return self._clock_ms() - group.empty_since_ms if group.is_idle else 0
 
     def _clock_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
