@@ -3,6 +3,7 @@ import random
 import pytest
 
 from log.rig import Rig
+from walstream.log import truncation
 from walstream.log.batch import walk
 from walstream.log.records import iter_records
 
@@ -160,3 +161,64 @@ def test_damage_stops_a_round_and_changes_nothing(rig):
     settle(rig)
     assert partition.cleaned_until == 0
     assert sorted(entry.name for entry in partition.folder.iterdir()) == names
+
+
+def follow_and_truncate(rig, partition, to):
+    """Let another node lead, whose log has only what is below an offset."""
+    errors = []
+    partition.become_follower(partition.leader_epoch + 1, errors.append)
+    partition.truncate(to, errors.append)
+    rig.driver.flush()
+    assert errors == [None, None]
+
+
+def test_records_above_the_high_watermark_do_not_replace_committed_ones(tmp_path):
+    rig = Rig(tmp_path, replicated=True)
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    fill(rig, partition, 100, keys=5)
+    partition.advance_high_watermark(40)
+    committed, count = table(partition)
+    settle(rig)
+    assert partition.cleaned_until > 0, "segments below the high watermark are compacted"
+    assert partition.cleaned_until <= 40
+    assert table(partition)[0] == committed
+    assert table(partition)[1] < count
+    follow_and_truncate(rig, partition, 40)
+    for log in (partition, rig.again(replicated=True).store.partition("t", 0)):
+        assert log.log_end == 40
+        log.high_watermark = 40
+        assert table(log)[0] == committed
+
+
+def compacted_below(rig, end, records=100):
+    """Return a leader's log that is compacted, with gaps, up to about its high watermark."""
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    fill(rig, partition, records, keys=2)
+    partition.advance_high_watermark(end)
+    settle(rig)
+    return partition
+
+
+def test_no_gap_is_expected_above_the_end_of_a_truncated_log(tmp_path):
+    rig = Rig(tmp_path, replicated=True)
+    partition = compacted_below(rig, 100)
+    assert partition.gaps_below > 50
+    partition.high_watermark = 10  # An unclean election: less than was committed is left.
+    follow_and_truncate(rig, partition, 10)
+    assert partition.gaps_below <= partition.log_end <= 10
+    assert partition.cleaned_until <= partition.log_end
+    again = rig.again(replicated=True).store.partition("t", 0)
+    assert again.gaps_below <= again.log_end <= 10
+    assert again.cleaned_until <= again.log_end
+
+
+def test_no_gap_is_expected_above_a_truncation_that_recovery_finishes(tmp_path):
+    rig = Rig(tmp_path, replicated=True)
+    partition = compacted_below(rig, 100)
+    assert partition.gaps_below > 50
+    truncation.announce(rig.disk, partition.folder, truncation.plan(partition.segments, 10, partition.gaps_below))
+    again = rig.again(replicated=True).store.partition("t", 0)
+    assert again.gaps_below <= again.log_end <= 10
+    assert again.cleaned_until <= again.log_end

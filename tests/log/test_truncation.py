@@ -304,6 +304,7 @@ def test_a_cut_gives_up_compaction_of_the_same_log(tmp_path) -> None:
         stamp(data, partition.log_end, 1)
         partition.append_replicated([memoryview(data)], offset=number, now_ms=rig.now_ms)
         rig.driver.flush()
+    partition.advance_high_watermark(partition.log_end)
     rig.settle()
     rig.store.save_checkpoint(lambda error: None)
     rounds = rig.store._rounds

@@ -1,9 +1,12 @@
 """The cleaner: rounds of key compaction over the sealed segments of one partition.
 
 `compaction` decides what stays of a batch; this module decides when a round is due, reads the segments, writes their
-successors and puts them in place. A round never touches the last segment, nor one that a checkpoint on disk still
-points into, so recovery never starts in the middle of a file that has been rewritten; nor anything from the first
-segment on that is held (see `retention`).
+successors and puts them in place. A round never rewrites
+
+- the last segment, or a segment that a checkpoint on disk still points into: recovery never starts in the middle of a
+  file that has been rewritten;
+- a segment that ends above the high watermark: a record that may yet be truncated must not replace a committed one;
+- any segment from the first one on that is held (see `retention`).
 
 The steps of a round, so that a crash between any two of them is finished or undone:
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from walstream.log.batch import Buffer, parse_header
 from walstream.log.compaction import CleanStats, OffsetMap, clean
@@ -106,8 +110,10 @@ class Cleaner:
             return None
         segments = [
             segment
-            for segment in partition.segments[:-1]
-            if segment.base_offset < saved_segment and segment.synced_size == segment.size
+            for segment, following in pairwise(partition.segments)
+            if segment.base_offset < saved_segment
+            and segment.synced_size == segment.size
+            and following.base_offset <= partition.high_watermark
         ]
         del segments[held_from(segments, settings, len(segments)) :]
         total = sum(segment.size for segment in segments)

@@ -121,6 +121,9 @@ class KeptLog(ReadableLog):
         self.producers = producers
         self.log_end = self.durable_end = end
         self.high_watermark = min(self.high_watermark, end)
+        # What is appended from here on has no gaps, and compaction has not read it.
+        self.cleaned_until = min(self.cleaned_until, end)
+        self.gaps_below = min(self.gaps_below, end)
         self.epochs.truncate(end)
         self.damaged = [(start, min(stop, end)) for start, stop in self.damaged if start < end]
         if is_reset:

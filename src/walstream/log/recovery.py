@@ -140,6 +140,8 @@ def recover(
     if found.log_end < found.log_start:
         _begin_at_the_start(disk, folder, found, open_files)
     found.is_unclean = known.is_unclean or found.log_end < max(known.durable_end, known.high_watermark)
+    found.cleaned_until = min(found.cleaned_until, found.log_end)
+    found.gaps_below = min(found.gaps_below, found.log_end)
     found.epochs.truncate(found.log_end)
     found.epochs.trim(found.log_start)
     _look_again(found, known.damaged)

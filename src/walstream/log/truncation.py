@@ -111,12 +111,15 @@ def lowered(
     if cut.is_reset:
         return PartitionCheckpoint(
             log_start=cut.end, segment=cut.end, position=0, offset=cut.end, leader_epoch=saved.leader_epoch,
-            durable_end=cut.end, high_watermark=cut.end, high_watermark_epoch=saved.high_watermark_epoch,
+            led_epoch=saved.led_epoch, durable_end=cut.end, high_watermark=cut.end,
+            high_watermark_epoch=saved.high_watermark_epoch, is_unclean=saved.is_unclean,
         )  # fmt: skip
     kept = msgspec.structs.replace(
         saved,
         durable_end=min(saved.durable_end, cut.end),
         high_watermark=min(saved.high_watermark, cut.end),
+        cleaned_until=min(saved.cleaned_until, cut.end),
+        gaps_below=min(saved.gaps_below, cut.end),
     )
     if (saved.segment, saved.position) <= (cut.segment, cut.position):
         return kept
