@@ -198,7 +198,9 @@ class TestCatalogue:
         founder.create([NewTopic("t", 1, {}, (1, 2))])
         founder.grow("t", 2)
         member.join(founder.cluster_id, founder.version)
-        store = LogStore(OsDisk(), tmp_path / "b", member, InlineDriver(), lambda: NOW_MS, replicated=True)
+        store = LogStore(
+            OsDisk(), tmp_path / "b", member, InlineDriver(), lambda: NOW_MS, lambda: NOW_MS, replicated=True
+        )
         store.take_over(founder.version, list(founder.topics.values()))
         founder.grow("t", 4)
         told = decode_told(encode_told(Told(list(founder.topics.values()))))
