@@ -2,7 +2,7 @@
 
 `node` is one node for a whole test module, for tests that only need a server; `make_node` starts as many of one's own
 as a test wants, with settings, for tests that kill or break them. A failing test shows the end of the log of every
-node that was running, and no node may have printed a traceback by the time it is stopped.
+node that was running, and no node may have printed a traceback, or exited by itself, by the time it is stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from waiting import described, log_title
 from walstream.node.process import NodeProcess
 from walstream.processes import share_ports
 
@@ -43,7 +44,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for node in _running:
-            report.sections.append((f"log of the node at {node.address}", node.log_tail()))
+            report.sections.append((log_title(node), node.log_tail()))
     return report
 
 
@@ -75,11 +76,13 @@ class Nodes:
         return node.start() if start else node
 
     def end(self) -> None:
+        exited = described([node for node in self.nodes if node.exited_by_itself])
         for node in self.nodes:
             node.kill()
             _running.remove(node)
         printed = [node.log_text() for node in self.nodes]
         shutil.rmtree(self.folder, ignore_errors=True)
+        assert not exited, exited
         for text in printed:
             assert "Traceback (most recent call last)" not in text, text[-20_000:]
 

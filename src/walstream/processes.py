@@ -1,13 +1,14 @@
 """Servers of walstream as child processes, started, killed and started again: for the demo, the tests, the benchmarks.
 
-Owns one child process and two ports: where it serves and where it tells its health. It knows a server only as its user
-does: a command, an environment, a port that answers. Ports are taken from below the range the kernel hands out to
-outgoing connections: there, while a server is down, a client that keeps trying its port could be given that very port
-and end up connected to itself.
+A `ServerProcess` is one child process and two ports: where it serves and where it reports its health. It is used as
+its user uses it: a command, an environment, a port that answers. Ports are taken from below the range the kernel gives
+to outgoing connections: inside that range a client that retries the port of a stopped server could be given that very
+port and connect to itself.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import os
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +35,12 @@ POLL_INTERVAL_S: Final = 0.02
 LOG_TAIL_LINES: Final = 40
 
 
+HELD_MAX: Final = 256
+"""Ports that are held for this process at the same time: more than the servers of any test."""
+
 _ports = itertools.cycle(random.sample(PORTS, len(PORTS)))
+_held: collections.deque[int] = collections.deque()
+_spawned: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
 
 
 def share_ports(number: int, count: int) -> None:
@@ -44,15 +51,33 @@ def share_ports(number: int, count: int) -> None:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now; somebody else may still take it before it is used.
+    """Find an unused port and, on Linux, hold it: no other process finds it, and a restarted server gets it again.
 
-    It is not found again before all others have been: a server that is stopped for a while comes back to its own.
+    The port is returned again only after all others: on other systems that is what keeps it for a restarted server.
     """
     for port in itertools.islice(_ports, 1000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
+            if sys.platform == "linux":
+                _hold(probe)
             return port
     raise UnreachableError(f"No free port between {PORTS.start} and {PORTS.stop} was found.")
+
+
+def _hold(bound: socket.socket) -> None:
+    """Keep a bound socket open: a server that binds with SO_REUSEADDR, as all do, may listen beside it.
+
+    Linux allows that as long as the held socket does not listen. A bind without SO_REUSEADDR, as in `free_port`, fails.
+    """
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _held.append(bound.detach())
+    if len(_held) > HELD_MAX:
+        os.close(_held.popleft())
+
+
+def unexpected_exits() -> list[ServerProcess]:
+    """Return the servers of this process whose process has exited without `stop`, `kill` or `wait`."""
+    return [server for server in tuple(_spawned) if server.exited_by_itself]
 
 
 class ServerProcess:
@@ -70,6 +95,7 @@ class ServerProcess:
         self.port = 0
         self.http_port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._may_exit = False
 
     @property
     def address(self) -> str:
@@ -90,6 +116,16 @@ class ServerProcess:
     def running(self) -> bool:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the last process; None while it runs, and before the first start."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def exited_by_itself(self) -> bool:
+        """Whether the process has exited without `stop`, `kill` or `wait` having been called."""
+        return self.exit_code is not None and not self._may_exit
 
     def own_settings(self) -> dict[str, str]:
         """Return what the server is told besides the settings that were given."""
@@ -116,7 +152,7 @@ class ServerProcess:
                     raise
         return self
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> None:
         """Start the process and do not wait for it to be ready."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         for name, value in {"node.log_format": "json", **self.own_settings(), **self.settings}.items():
@@ -131,15 +167,17 @@ class ServerProcess:
                 stdout=output,
                 stderr=output,
             )
-        return self._process
+        self._may_exit = False
+        _spawned.add(self)
 
     def _start(self, timeout_s: float) -> None:
-        process = self.spawn()
+        self.spawn()
         deadline = time.monotonic() + timeout_s
         while not self.answers():
-            if process.poll() is not None:
+            if self.exit_code is not None:
+                self._may_exit = True
                 raise UnhealthyError(
-                    f"The {self.name} ended with exit code {process.returncode} before it was ready.", self.log_tail()
+                    f"The {self.name} ended with exit code {self.exit_code} before it was ready.", self.log_tail()
                 )
             if time.monotonic() > deadline:
                 self.kill()
@@ -148,6 +186,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a power cut or the kernel would, and wait until it is gone."""
+        self._may_exit = True
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -155,12 +194,14 @@ class ServerProcess:
     def stop(self, timeout_s: float = 30.0) -> int:
         """Ask the server to drain and end, and return its exit code."""
         process = self._started()
+        self._may_exit = True
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = 30.0) -> int:
         """Return the exit code of a server that is about to end; one that does not end in time is killed."""
+        self._may_exit = True
         try:
             return self._started().wait(timeout_s)
         except subprocess.TimeoutExpired:

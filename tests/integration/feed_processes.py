@@ -1,7 +1,7 @@
 """Feeds for integration tests: real processes on a real node, records to stream, and what a subscriber saw.
 
 `make_feed` starts feeds of a test's own; a failing test shows the end of their logs, and none may have printed a
-traceback by the time it is stopped.
+traceback, or exited by itself, by the time it is stopped.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from waiting import described, log_title
 from walstream.node.process import NodeProcess
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for feed in _running:
-            report.sections.append((f"log of the feed at {feed.address}", feed.log_tail()))
+            report.sections.append((log_title(feed), feed.log_tail()))
     return report
 
 
@@ -70,11 +71,13 @@ def make_feed() -> Iterator[MakeFeed]:
     try:
         yield make
     finally:
+        exited = described([feed for feed in feeds if feed.exited_by_itself])
         for feed in feeds:
             feed.kill()
             _running.remove(feed)
         printed = [feed.log_text() for feed in feeds]
         shutil.rmtree(folder, ignore_errors=True)
+        assert not exited, exited
         for text in printed:
             assert "Traceback (most recent call last)" not in text, text[-20_000:]
             assert '"stream failed"' not in text, text[-20_000:]

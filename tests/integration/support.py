@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from waiting import wait_until
 from walstream.node.process import NodeProcess
 
 T = TypeVar("T")
@@ -18,14 +18,8 @@ MakeNode = Callable[..., NodeProcess]
 
 
 def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 20.0, interval_s: float = 0.02) -> T:
-    """Ask until the answer is true and return it; say what was waited for when it never is."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
-        time.sleep(interval_s)
+    """Wait as `wait_until` does, for what takes seconds."""
+    return wait_until(condition, what, timeout_s, interval_s)
 
 
 def rounds(full: int, part: int) -> int:

@@ -320,7 +320,8 @@ def test_a_feed_without_a_log_says_so(make_node: MakeNode, make_feed: MakeFeed) 
     feed = make_feed(node, start=False)
     node.kill()
     feed.port = feed.http_port = 1
-    assert feed.spawn().wait(90) == 3
+    feed.spawn()
+    assert feed.wait(90) == 3, feed.log_tail()
     last = feed.log_text().splitlines()
     assert any("cannot be reached" in line or "No node" in line or "not answer" in line for line in last), last
     assert not [line for line in last if line.startswith("{") and json.loads(line)["level"] == "error"]

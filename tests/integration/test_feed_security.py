@@ -304,7 +304,8 @@ def test_beyond_loopback_it_wants_tls(make_node: MakeNode, make_feed: MakeFeed) 
     node = make_node()
     feed = make_feed(node, start=False, host="0.0.0.0")
     feed.port, feed.http_port = 1, 1
-    assert feed.spawn().wait(30) == 2
+    feed.spawn()
+    assert feed.wait(30) == 2, feed.log_tail()
     assert "would show rows and tokens" in feed.log_text()
     with pytest.raises(UsageError):
         Client(feed.address)

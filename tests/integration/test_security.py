@@ -318,7 +318,8 @@ def test_a_group_without_rights_is_refused(node: NodeProcess, authority: Authori
 
 def test_listening_beyond_loopback_is_refused(tmp_path: Any) -> None:
     node = NodeProcess(tmp_path / "data", settings={"node.listen": f"0.0.0.0:{free_port()}"})
-    assert node.spawn().wait(20) == 2
+    node.spawn()
+    assert node.wait(20) == 2, node.log_tail()
     assert "tls_certificate" in node.log_text()
     assert "allow_insecure" in node.log_text()
     assert not list(tmp_path.glob("data/topics/*"))
