@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walstream.cluster.local import Catalogue
-from walstream.errors import CorruptBatch, PartitionOffline
+from log.rig import Rig
+from walstream.cluster.local import Catalogue, NewTopic
+from walstream.errors import CorruptBatch, CorruptLog, NotEnoughReplicasAfterAppend, PartitionOffline, RequestTimedOut
 from walstream.log.disk import OsDisk
 from walstream.log.driver import ThreadDriver
 from walstream.log.records import Record, build_batch
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
 from walstream.node.offsets import Change, Committed, OffsetTable, decode, encode
-from walstream.node.offsets_log import OFFSETS_TOPIC, OffsetsLog
+from walstream.node.offsets_log import OFFSETS_TOPIC, TOPIC_CONFIG, OffsetsLog
 
 NOW_MS = 1_700_000_000_000
 
@@ -30,6 +32,7 @@ COMMITTED = st.builds(
     leader_epoch=st.integers(-1, 2**31 - 1),
     metadata=TEXT,
     commit_ms=st.integers(0, 2**62),
+    topic_since=st.integers(-1, 2**62),
 )
 CHANGES = st.builds(
     Change, group_id=TEXT, topic=TEXT, partition=st.integers(0, 2**31 - 1), committed=st.none() | COMMITTED
@@ -47,6 +50,18 @@ def test_the_bytes_are_those_of_kafka() -> None:
     assert value == (
         b"\x00\x03" + (42).to_bytes(8, "big") + b"\x00\x00\x00\x03" + b"\x00\x01m" + (1_000).to_bytes(8, "big")
     )
+
+
+def test_the_topics_version_follows_what_kafka_writes() -> None:
+    """Earlier versions of walstream, and Kafka's tools, stop reading before it."""
+    committed = Committed(42, 3, "m", 1_000, topic_since=7)
+    _, value = encode(Change("g", "t", 7, committed))
+    _, without = encode(Change("g", "t", 7, replace(committed, topic_since=-1)))
+    assert value is not None
+    assert without is not None
+    assert value == without + (7).to_bytes(8, "big")
+    with pytest.raises(CorruptBatch):
+        decode(*encode(Change("g", "t", 7, None))[:1], value[:-1])
 
 
 @given(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=40))
@@ -143,6 +158,135 @@ async def test_records_of_another_kind_are_passed_over(tmp_path: Path) -> None:
         await offsets.write([Change("g", "t", 1, _at(2))])
     async with _opened(tmp_path) as offsets:
         assert dict(offsets.table.of("g")) == {("t", 0): _at(1), ("t", 1): _at(2)}
+
+
+class Replicated:
+    """The offsets of a leader whose high watermark the test moves."""
+
+    def __init__(self, folder: Path, replicas: tuple[int, ...] = (1, 2)) -> None:
+        self.rig = Rig(folder, replicated=True)
+        self.rig.store.create_topics([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG, replicas)])
+        self.partition = self.rig.store.partition(OFFSETS_TOPIC, 0)
+        self.partition.become_leader(1, lambda _: None)
+        self.offsets = OffsetsLog(self.rig.store)
+
+    async def begin(self, offset: int, group: str = "g") -> asyncio.Task[None]:
+        """Append a commit that is durable here and not on the followers yet."""
+        task = asyncio.create_task(self.offsets.write([Change(group, "t", 0, _at(offset))]))
+        await asyncio.sleep(0)
+        self.rig.driver.flush()
+        return task
+
+    async def commit(self, offset: int, group: str = "g") -> None:
+        task = await self.begin(offset, group)
+        self.partition.advance_high_watermark(self.partition.log_end)
+        await task
+
+    async def loaded(self) -> OffsetsLog:
+        offsets = OffsetsLog(self.rig.store)
+        await offsets.load()
+        return offsets
+
+    def rot(self, number: int) -> tuple[int, bytes]:
+        """Damage a batch on the disk; return its offset and what it was."""
+        segment = self.partition.segments[-1]
+        position, header = list(segment.headers())[number]
+        sound = bytes(segment.file.pread(header.length, position))
+        with segment.path.open("r+b") as file:
+            file.seek(position + header.length - 3)
+            file.write(b"\xff")
+        return header.base_offset, sound
+
+
+async def test_a_replica_is_not_loaded_past_damage(tmp_path: Path) -> None:
+    """Another replica has the batch: what was committed in it must not be forgotten."""
+    replicated = Replicated(tmp_path)
+    for offset in (100, 200, 300):
+        await replicated.commit(offset)
+    await replicated.commit(1, "h")
+    damaged, sound = replicated.rot(2)
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match="damaged"):
+            await replicated.loaded()
+    heard: list[Exception | None] = []
+    replicated.partition.repair(damaged, [memoryview(bytearray(sound))], heard.append)
+    replicated.rig.driver.flush()
+    assert heard == [None]
+    assert (await replicated.loaded()).table.of("g")["t", 0] == _at(300)
+
+
+async def test_the_only_replica_is_loaded_as_far_as_it_is_sound(tmp_path: Path) -> None:
+    """No other has the rest: to wait for it would be to wait for ever."""
+    replicated = Replicated(tmp_path, replicas=(1,))
+    for offset in (100, 200):
+        await replicated.commit(offset)
+    await replicated.commit(1, "h")
+    replicated.rot(1)
+    table = (await replicated.loaded()).table
+    assert {group: table.of(group)["t", 0].offset for group in table} == {"g": 100, "h": 1}
+
+
+async def test_a_commit_that_was_refused_shows_when_it_becomes_committed(tmp_path: Path) -> None:
+    replicated = Replicated(tmp_path)
+    offsets = replicated.offsets
+    task = await replicated.begin(5)
+    replicated.partition.fail_waiters(NotEnoughReplicasAfterAppend("too few"), visible_only=True)
+    with pytest.raises(NotEnoughReplicasAfterAppend):
+        await task
+    assert "g" not in offsets.table
+    assert offsets.keys(topics=["t"]) == offsets.keys(group_id="g") == {("g", "t", 0)}
+    replicated.partition.advance_high_watermark(replicated.partition.log_end)
+    assert offsets.table.of("g")["t", 0] == _at(5), "as every coordinator after this one will read it"
+    assert (await replicated.loaded()).table.of("g")["t", 0] == _at(5)
+
+
+async def test_a_deleted_group_does_not_come_back_with_a_commit_that_was_refused(tmp_path: Path) -> None:
+    replicated = Replicated(tmp_path)
+    offsets = replicated.offsets
+    refused = await replicated.begin(5)
+    replicated.partition.fail_waiters(NotEnoughReplicasAfterAppend("too few"), visible_only=True)
+    with pytest.raises(NotEnoughReplicasAfterAppend):
+        await refused
+    deleting = asyncio.create_task(offsets.delete(offsets.keys(group_id="g")))
+    await asyncio.sleep(0)
+    replicated.rig.driver.flush()
+    replicated.partition.advance_high_watermark(replicated.partition.log_end)
+    await deleting
+    assert not offsets.known("g")
+    assert "g" not in (await replicated.loaded()).table
+
+
+async def test_one_commit_too_many_to_wait_for_shows_all_the_same(tmp_path: Path) -> None:
+    replicated = Replicated(tmp_path)
+    replicated.partition._visible_waiters.most = 0
+    task = await replicated.begin(5)
+    with pytest.raises(RequestTimedOut):
+        await task
+    replicated.partition.advance_high_watermark(replicated.partition.log_end)
+    assert replicated.offsets.table.of("g")["t", 0] == _at(5)
+
+
+def test_offsets_of_a_topic_that_was_created_again_are_not_its(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    offsets, catalogue = OffsetsLog(rig.store), rig.store.catalogue
+
+    def committed_for(name: str) -> Committed:
+        return replace(_at(5), topic_since=catalogue.topics[name].since)
+
+    rig.topic("t")
+    rig.topic("kept")
+    first, kept = committed_for("t"), committed_for("kept")
+    assert not offsets.is_of_deleted_topic("t", first)
+    rig.store.delete_topics(["t"])
+    assert offsets.is_of_deleted_topic("t", first)
+    rig.topic("t")
+    assert offsets.is_of_deleted_topic("t", first)
+    assert not offsets.is_of_deleted_topic("t", committed_for("t"))
+    assert not offsets.is_of_deleted_topic("kept", kept)
+    assert not offsets.is_of_deleted_topic("t", _at(5)), "of an earlier version: nothing says of which topic it is"
+    newer = replace(_at(5), topic_since=catalogue.version + 1)
+    assert not offsets.is_of_deleted_topic("t", newer), "of a topic that this node's catalogue does not have yet"
+    assert not offsets.is_of_deleted_topic("unheard-of", newer)
 
 
 def _at(offset: int) -> Committed:

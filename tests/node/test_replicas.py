@@ -25,8 +25,10 @@ from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v12 import request as metadata
 
 from node.running import Client, Connect, batch_of, running_node
-from walstream.errors import ConnectionLost
+from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
 from walstream.node.lines import FileRange, PlainLine
+from walstream.node.offsets import Committed
+from walstream.node.offsets_log import OFFSETS_TOPIC
 from walstream.node.server import Node
 from walstream.ops.health import health
 from walstream.ops.metrics import Exporter
@@ -334,6 +336,34 @@ async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Con
         await until(lambda: in_sync(nodes[0], "t") == [1, 2], "the lost one is not in sync any more")
         assert (await produce(client, b"b", acks=-1))[0] == NOT_ENOUGH
         assert nodes[0].store.partition("t", 0).log_end == 1, "nothing was appended"
+
+
+async def test_a_commit_is_refused_before_it_is_written_while_too_few_are_in_sync(
+    tmp_path: Path, connect: Connect
+) -> None:
+    """Written first, every retry of every consumer would stay in the log until the followers are back."""
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        await until(lambda: in_sync(nodes[0], OFFSETS_TOPIC) == [1, 2, 3], "the offsets are on all nodes")
+        groups = nodes[0].groups
+        committed = Committed(5, -1, "", nodes[0].now_ms())
+        await until(lambda: not isinstance(groups._refusal, CoordinatorLoading), "the offsets are read")
+        await groups.commit("g", {("t", 0): committed})
+        for node in nodes[1:]:
+            assert node.replicas is not None
+            node.replicas.links.stop()
+        with pytest.raises(CoordinatorUnavailable):
+            await groups.commit("g", {("t", 0): replace(committed, offset=6)})
+        await until(lambda: in_sync(nodes[0], OFFSETS_TOPIC) == [1], "the others are not in sync any more")
+        partition = nodes[0].store.partition(OFFSETS_TOPIC, 0)
+        end = partition.log_end
+        with pytest.raises(CoordinatorUnavailable):
+            await groups.commit("g", {("t", 0): replace(committed, offset=7)})
+        with pytest.raises(CoordinatorUnavailable):
+            await groups.delete_group("g")
+        assert partition.log_end == end
+        assert groups.committed("g") == {("t", 0): committed}
 
 
 async def test_changes_of_the_isr_are_counted_by_who_came_and_who_went(tmp_path: Path, connect: Connect) -> None:

@@ -223,5 +223,9 @@ class NotCoordinator(GroupError):
     retryable = True
 
 
+class InvalidCommitSize(GroupError):
+    """A commit is larger than the topic of the offsets takes."""
+
+
 class OffsetMetadataTooLarge(GroupError):
     """The note attached to a committed offset is longer than the node keeps."""

@@ -374,6 +374,7 @@ class PartitionLog(KeptLog):
         if recovered.cut is not None:
             self.is_held = True
             self._shared.save_checkpoint(self._noted)
+        self._notify()
         if self.listener is not None:
             self.listener.came_back()
 

@@ -4,10 +4,12 @@ The records are those of Kafka's own `__consumer_offsets`, so that tools that re
 big-endian; a string is its length (2 bytes) and UTF-8:
 
     key    version 1 (2 bytes)   group   topic   partition (4)
-    value  version 3 (2 bytes)   offset (8)   leader epoch (4)   metadata   commit time in ms (8);  null: deleted
+    value  version 3 (2 bytes)   offset (8)   leader epoch (4)   metadata   commit time in ms (8)   topic since (8);
+           null: deleted
 
-The key names group, topic and partition, so that compaction keeps the last commit of each. Pure: who appends the
-records and when they are durable is the business of `offsets_log.py`, which applies a change only then.
+The key names group, topic and partition, so that compaction keeps the last commit of each. `topic since` follows what
+Kafka writes, where readers of version 3 stop; values without it are read as well. Pure: `offsets_log.py` appends the
+records and applies them when they are committed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ _SHORT = struct.Struct(">h")
 _PARTITION = struct.Struct(">i")
 _VALUE = struct.Struct(">hqi")
 _TIME = struct.Struct(">q")
+_SINCE = struct.Struct(">q")
+
+SINCE_UNKNOWN = -1
 
 TopicPartition = tuple[str, int]
 
@@ -37,6 +42,9 @@ class Committed:
     leader_epoch: int
     metadata: str
     commit_ms: int
+    topic_since: int = SINCE_UNKNOWN
+    """The version of the catalogue that was the first to have the topic: a topic created again under the same name has
+    a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,7 @@ def encode(change: Change) -> tuple[bytes, bytes | None]:
             _VALUE.pack(VALUE_VERSION, committed.offset, committed.leader_epoch),
             _encode_text(committed.metadata),
             _TIME.pack(committed.commit_ms),
+            b"" if committed.topic_since == SINCE_UNKNOWN else _SINCE.pack(committed.topic_since),
         )
     )
     return key, value
@@ -124,9 +133,11 @@ def decode(key: bytes | None, value: bytes | None) -> Change:
             raise CorruptBatch(f"A record of the offsets topic has a value of version {version}.")
         metadata, position = _decode_text(value, _VALUE.size)
         (commit_ms,) = _TIME.unpack_from(value, position)
+        position += _TIME.size
+        topic_since = SINCE_UNKNOWN if position == len(value) else _SINCE.unpack_from(value, position)[0]
     except (struct.error, UnicodeDecodeError) as error:
         raise CorruptBatch(f"A record of the offsets topic cannot be read: {error}.") from error
-    return Change(group_id, topic, partition, Committed(offset, leader_epoch, metadata, commit_ms))
+    return Change(group_id, topic, partition, Committed(offset, leader_epoch, metadata, commit_ms, topic_since))
 
 
 def _encode_text(text: str) -> bytes:

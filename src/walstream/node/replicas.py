@@ -99,6 +99,7 @@ class Replicas:
         self.telling = Telling(self.config, store, self._node_joined)
         self.links = Peers(self, self.config, self.node_id, self.metadata.incarnation, store.catalogue.cluster_id)
         self.placement = ClusterPlacement(self)
+        groups.check_in_sync = self.placement.check_in_sync
         self._pushing = Pushing(self, self.config.max_queue_size)
         self._copies = Copies(self)
 

@@ -18,6 +18,17 @@ from node.groups.world import subscription
 from node.kio_oracle import plain
 from node.running import Client, Connect, running_node
 from walstream.config import AclRule
+from walstream.errors import (
+    BatchTooLarge,
+    CorruptLog,
+    DiskFull,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    RequestTimedOut,
+    UnknownTopic,
+    WalstreamError,
+)
 from walstream.node.acl import Authorizer, Principal
 from walstream.node.api import APIS
 from walstream.node.server import Node
@@ -37,6 +48,8 @@ OFFSET_DELETE = 47
 OK = 0
 OFFSET_METADATA_TOO_LARGE = 12
 UNKNOWN_TOPIC = 3
+COORDINATOR_NOT_AVAILABLE = 15
+NOT_COORDINATOR = 16
 INVALID_GROUP_ID = 24
 UNKNOWN_MEMBER_ID = 25
 GROUP_SUBSCRIBED = 86
@@ -49,6 +62,7 @@ TOPIC_REFUSED = 29
 GROUP_REFUSED = 30
 REBALANCE_IN_PROGRESS = 27
 INVALID_SESSION_TIMEOUT = 26
+INVALID_COMMIT_OFFSET_SIZE = 28
 INCONSISTENT_PROTOCOL = 23
 TRANSACTIONAL_ID_REFUSED = 53
 
@@ -219,6 +233,44 @@ async def test_commits_are_checked_against_the_group(tmp_path: Path, connect: Co
         assert await commit("", 3, group="unheard of") == ILLEGAL_GENERATION
         assert await commit("", -1, group="simple") == OK
         assert await commit("", -1, group="simple", offset=-1) == INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotEnoughReplicas("too few"), COORDINATOR_NOT_AVAILABLE),
+        (NotEnoughReplicasAfterAppend("too few"), COORDINATOR_NOT_AVAILABLE),
+        (RequestTimedOut("too many wait"), COORDINATOR_NOT_AVAILABLE),
+        (UnknownTopic("no topic"), COORDINATOR_NOT_AVAILABLE),
+        (NotLeader("not here"), NOT_COORDINATOR),
+        (DiskFull("no space"), NOT_COORDINATOR),
+        (CorruptLog("damaged"), NOT_COORDINATOR),
+        (BatchTooLarge("too large"), INVALID_COMMIT_OFFSET_SIZE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_what_the_log_refuses_is_said_as_a_coordinator_says_it(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch, error: WalstreamError, code: int
+) -> None:
+    """Java's consumer throws at the errors of a partition in these answers, and retries at those of a coordinator."""
+    commit = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 5}]}]
+    offset_delete = [{"name": "t", "partitions": [{"partition_index": 0}]}]
+    async with running_node(tmp_path) as node:
+        client = await connect(node)
+        await _create(client, "t", 1)
+        committing: dict[str, Any] = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": commit}
+        await ask(client, COMMIT, 8, **committing)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(node.store.partition("__consumer_offsets", 0), "append", refuse)
+        answer = await ask(client, COMMIT, 8, **committing)
+        assert answer["topics"][0]["partitions"][0]["error_code"] == code
+        answer = await ask(client, OFFSET_DELETE, 0, group_id="g", topics=offset_delete)
+        assert answer["error_code"] == code
+        answer = await ask(client, DELETE, 2, groups_names=["g"])
+        assert answer["results"][0]["error_code"] == code
 
 
 async def test_offsets_are_deleted_where_nobody_reads(tmp_path: Path, connect: Connect) -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from log.rig import Rig
 from node.groups.world import subscription
 from node.running import running_node
+from walstream import config
 from walstream.cluster.local import NewTopic
-from walstream.errors import CoordinatorUnavailable, GroupFull, GroupNotEmpty, GroupNotFound, UnknownMember
+from walstream.errors import (
+    CoordinatorLoading,
+    CoordinatorUnavailable,
+    GroupFull,
+    GroupNotEmpty,
+    GroupNotFound,
+    NotCoordinator,
+    UnknownMember,
+)
+from walstream.log.partition_log import PartitionLog
 from walstream.node.groups import service
 from walstream.node.groups.events import Heartbeat, Join, Joined, Leave, Leaver, State, Sync, Synced
 from walstream.node.groups.service import GroupService
 from walstream.node.offsets import Committed
+from walstream.node.offsets_log import OFFSETS_TOPIC
 from walstream.node.server import Node
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -192,6 +206,126 @@ async def test_groups_that_are_only_offsets_are_limited_too(tmp_path: Path) -> N
         node.groups.check_commit("a", "", None, -1)
         with pytest.raises(GroupFull):
             node.groups.check_commit("c", "", None, -1)
+
+
+async def test_a_failed_read_of_the_offsets_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Meanwhile the groups wait; the reason is logged once, not with every attempt."""
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        await node.groups.commit("g", {("t", 0): _at(5)})
+        partition = node.store.partition(OFFSETS_TOPIC, 0)
+        sound, attempts = partition.read_blocking, 0
+
+        def failing(offset: int, bytes_max: int) -> memoryview:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 3:
+                raise OSError(errno.EIO, "Input/output error")
+            return sound(offset, bytes_max)
+
+        monkeypatch.setattr(partition, "read_blocking", failing)
+        capfd.readouterr()
+        node.groups.lead()
+        with pytest.raises(CoordinatorLoading):
+            node.groups.check()
+        await _loaded(node.groups)
+        assert attempts > 3
+        assert node.groups.committed("g") == {("t", 0): _at(5)}
+        assert "".join(capfd.readouterr()).count("offsets not loaded") == 1
+
+
+async def test_a_node_that_cannot_read_its_offsets_serves_everything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        await node.groups.commit("g", {("t", 0): _at(5)})
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "read_blocking", _failing)
+        started = running_node(tmp_path)
+        node = await started.__aenter__()
+        try:
+            _create(node, "u")
+            with pytest.raises(CoordinatorLoading, match="Input/output error"):
+                node.groups.check()
+            patch.undo()
+            await _loaded(node.groups)
+            assert node.groups.committed("g") == {("t", 0): _at(5)}
+        finally:
+            await started.__aexit__(None, None, None)
+
+
+async def test_offsets_are_read_again_when_their_log_comes_back(tmp_path: Path) -> None:
+    """After a full disk the log ends where recovery says: what was appended last may be there, or not."""
+    rig = Rig(tmp_path)
+    groups = GroupService(Alone(rig))
+    await groups.start()
+    joined = asyncio.create_task(groups.ask(_join()))
+    await asyncio.sleep(0)
+
+    async def commit(offset: int) -> None:
+        task = asyncio.create_task(groups.commit("g", {("t", 0): _at(offset)}))
+        await asyncio.sleep(0)
+        rig.driver.flush()
+        await task
+
+    rig.topic("t")
+    await commit(5)
+    rig.disk.faults["write", OFFSETS_TOPIC] = errno.ENOSPC  # type: ignore[attr-defined]
+    with pytest.raises(NotCoordinator):
+        await commit(6)
+    rig.disk.faults.clear()  # type: ignore[attr-defined]
+    rig.now_ms += 2_000
+    rig.store.tick()
+    rig.driver.flush()
+    with pytest.raises(CoordinatorLoading):
+        groups.check()
+    await _loaded(groups)
+    assert groups.committed("g") == {("t", 0): _at(5)}
+    await commit(7)
+    assert groups.committed("g") == {("t", 0): _at(7)}
+    joined.cancel()
+    await groups.stop()
+
+
+async def test_a_topic_created_again_begins_without_offsets(tmp_path: Path) -> None:
+    """However soon: nothing waits for the upkeep."""
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        since = node.catalogue.topics["t"].since
+        await node.groups.commit("g", {("t", 0): replace(_at(5), topic_since=since)})
+        node.store.delete_topics(["t"])
+        _create(node, "t")
+        assert node.groups.committed("g") == {}
+        await node.groups.commit("h", {("t", 0): replace(_at(6), topic_since=node.catalogue.topics["t"].since)})
+        await node.groups.forget_deleted_topics()
+        assert set(node.groups.table) == {"h"}, "and what is committed for the new one stays"
+
+
+class Alone:
+    """What the service needs of a node, around a rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.config = config.load().config
+        self.store = rig.store
+
+
+async def _loaded(groups: GroupService) -> None:
+    """Wait until the groups take requests."""
+    for _ in range(2_000):
+        try:
+            groups.check()
+        except CoordinatorLoading:
+            await asyncio.sleep(0.005)
+        else:
+            return
+    groups.check()
+
+
+def _failing(*_: object) -> memoryview:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def _create(node: Node, name: str) -> None:

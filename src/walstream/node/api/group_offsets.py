@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from walstream.cluster.local import Topic
 from walstream.error_codes import codes
 from walstream.errors import (
     GroupNotFound,
@@ -49,8 +50,8 @@ async def offset_commit(context: Context, request: Message) -> Reply:
     accepted: dict[TopicPartition, Committed] = {}
     for (topic, index), partition in asked.items():
         try:
-            _check_partition(context, topic, index)
-            accepted[topic, index] = _committed(context, partition)
+            known = _check_partition(context, topic, index)
+            accepted[topic, index] = _committed(context, known, partition)
         except WalstreamError as error:
             results[topic, index] = codes(error).kafka
     try:
@@ -60,14 +61,16 @@ async def offset_commit(context: Context, request: Message) -> Reply:
     return _commit_reply(request, results)
 
 
-def _check_partition(context: Context, topic: str, index: int) -> None:
+def _check_partition(context: Context, topic: str, index: int) -> Topic:
+    """Return the topic of a partition that may be committed."""
     context.authorize("read", "topic", topic)
     known = context.node.catalogue.topics.get(topic)
     if known is None or not 0 <= index < known.partitions:
         raise UnknownTopic(f"There is no partition {topic}-{index}.")
+    return known
 
 
-def _committed(context: Context, partition: Message) -> Committed:
+def _committed(context: Context, topic: Topic, partition: Message) -> Committed:
     metadata = partition.committed_metadata or ""
     metadata_bytes_max = context.node.config.limits.offset_metadata_bytes_max
     if len(metadata.encode()) > metadata_bytes_max:
@@ -75,7 +78,11 @@ def _committed(context: Context, partition: Message) -> Committed:
     if partition.committed_offset < 0:
         raise InvalidRequest(f"{partition.committed_offset} is not an offset.")
     return Committed(
-        partition.committed_offset, partition.committed_leader_epoch, metadata, commit_ms=context.node.now_ms()
+        partition.committed_offset,
+        partition.committed_leader_epoch,
+        metadata,
+        commit_ms=context.node.now_ms(),
+        topic_since=topic.since,
     )
 
 
@@ -117,7 +124,7 @@ def _fetch(context: Context, group_id: str, topics: list[Message] | None) -> Rep
         if context.version < FETCH_CODE_FROM:
             return {"topics": [_fetched(name, indexes, {}, code) for name, indexes in asked]}
         return {"error_code": code, "topics": []}
-    offsets = context.node.groups.table.of(group_id)
+    offsets = context.node.groups.committed(group_id)
     if topics is None:
         by_topic: dict[str, list[int]] = {}
         for topic, index in offsets:

@@ -142,7 +142,7 @@ async def delete_topics(context: Context, request: Message) -> Reply:
             replies.append({"name": topic.name, "topic_id": topic.id})
     if found:
         context.node.store.delete_topics(list(found))
-        await context.node.groups.topics_deleted(found)
+        await context.node.groups.forget_deleted_topics()
     return {"responses": replies}
 
 

@@ -12,7 +12,8 @@ that only commits rarely is not forgotten while its members are on their way bac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from typing import Protocol
 from uuid import uuid4
@@ -20,25 +21,40 @@ from uuid import uuid4
 from walstream import logs
 from walstream.config import Config, LimitsConfig
 from walstream.errors import (
+    BatchTooLarge,
     CoordinatorLoading,
     CoordinatorUnavailable,
     GroupError,
     GroupFull,
     GroupNotFound,
+    InvalidCommitSize,
+    NotCoordinator,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    RequestTimedOut,
+    StorageError,
+    UnknownTopic,
     WalstreamError,
 )
+from walstream.log.partition_log import PartitionLog
 from walstream.log.store import LogStore
 from walstream.node.groups.coordinator import Coordinator
 from walstream.node.groups.events import Answer, Effect, GroupLimits, Moved, Refused, Request, Respond, State, Token
 from walstream.node.groups.group import Group
 from walstream.node.offsets import Change, Committed, OffsetTable, TopicPartition
-from walstream.node.offsets_log import OffsetsLog
+from walstream.node.offsets_log import OFFSETS_TOPIC, OffsetsLog
 
 log = logs.get(__name__)
 
+READING = "The node is reading the offsets of the groups."
 UPKEEP_INTERVAL_S = 60.0
 IDLE_GROUP_KEPT_MS = 10 * 60 * 1000
 """A group with neither members nor offsets is kept this long for those who look at what has just ended."""
+
+LOAD_RETRY_S_MIN = 0.1
+LOAD_RETRY_S_MAX = 2.0
+"""Between two attempts to read the offsets."""
 
 STALL_MS = 500
 """A timer that fires this much late means that the node itself stood still: the heartbeats of that time may wait in
@@ -59,6 +75,8 @@ class GroupService:
         store, limits = host.store, host.config.limits
         self.coordinator = Coordinator(_limits(limits), lambda: str(uuid4()))
         self.offsets = OffsetsLog(store)
+        self.check_in_sync: Callable[[PartitionLog], None] = lambda _: None
+        """Raises NotEnoughReplicas where a commit would wait for replicas that are not in sync."""
         self.rebalances = 0
         """Generations begun since the start, all groups together."""
         self._store = store
@@ -72,6 +90,7 @@ class GroupService:
         self._is_stopped = False
         self._refusal: GroupError | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._load_failure = ""
         self._started_ms = self._clock_ms()
 
     @property
@@ -80,23 +99,56 @@ class GroupService:
         return self.offsets.table
 
     async def start(self) -> None:
-        """Read the offsets. To be called before the first request."""
-        await self.offsets.load()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._refusal = None
-        self._started_ms = self._clock_ms()
-        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        """Read the offsets. Where that fails, requests are refused until a later attempt succeeds."""
+        self._refusal = CoordinatorLoading(READING)
+        if not await self._try_to_load():
+            self._loading = asyncio.get_running_loop().create_task(self._load())
 
     def lead(self) -> None:
-        """Hear that this node of a cluster has become the leader of the offsets: read them, then take requests."""
-        self.resign(CoordinatorLoading("The node is reading the offsets of the groups."))
+        """Read the offsets, then take requests: this node of a cluster has become the leader of their topic."""
+        self.resign(CoordinatorLoading(READING))
+        self._loading = asyncio.get_running_loop().create_task(self._load())
+
+    def _reload(self) -> None:
+        """Read the offsets again, because their log was reopened. The groups keep their members."""
+        if self._is_stopped or self._refusal is not None:
+            return
+        self._refusal = CoordinatorLoading(READING)
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            self._upkeep = None
         self._loading = asyncio.get_running_loop().create_task(self._load())
 
     async def _load(self) -> None:
-        await self.offsets.load()
-        self._begin()
+        delay_s = LOAD_RETRY_S_MIN
+        while not await self._try_to_load():
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LOAD_RETRY_S_MAX)
+
+    async def _try_to_load(self) -> bool:
+        """Read the offsets into a new table; return whether requests can be taken. A failure is logged once."""
+        offsets = OffsetsLog(self._store, self._reload)
+        try:
+            await offsets.load()
+        except Exception as error:
+            offsets.close()
+            failure = str(error) or type(error).__name__
+            self._refusal = CoordinatorLoading(f"The offsets of the groups cannot be read now: {failure}")
+            if failure != self._load_failure:
+                self._load_failure = failure
+                is_expected = isinstance(error, WalstreamError | OSError)
+                log.error("offsets not loaded", error=failure, exc_info=None if is_expected else error)
+            return False
+        except asyncio.CancelledError:
+            offsets.close()
+            raise
+        self.offsets.close()
+        self.offsets = offsets
+        self._load_failure = ""
+        self._refusal = None
+        self._started_ms = self._clock_ms()
+        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        return True
 
     def resign(self, refusal: GroupError) -> None:
         """Refuse every request from now on, also those that wait: another node keeps the groups, or nobody yet."""
@@ -107,6 +159,7 @@ class GroupService:
                 task.cancel()
         self._upkeep = self._loading = None
         self.coordinator = Coordinator(_limits(self._limits), lambda: str(uuid4()))
+        self.offsets.close()
         self.offsets = OffsetsLog(self._store)
 
     def check(self) -> None:
@@ -168,12 +221,15 @@ class GroupService:
 
     async def commit(self, group_id: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Store offsets durably. The caller has checked that it may, and has not waited since."""
-        await self.offsets.write([Change(group_id, *where, committed) for where, committed in offsets.items()])
+        changes = [Change(group_id, *where, committed) for where, committed in offsets.items()]
+        with self._writing():
+            await self.offsets.write(changes)
 
     async def delete_offsets(self, group_id: str, wanted: Iterable[TopicPartition]) -> None:
         """Forget some of a group's offsets, durably."""
         keys = self.offsets.keys(group_id=group_id)
-        await self.offsets.delete(keys & {(group_id, topic, index) for topic, index in wanted})
+        with self._writing():
+            await self.offsets.delete(keys & {(group_id, topic, index) for topic, index in wanted})
 
     async def delete_group(self, group_id: str) -> None:
         """Forget a group without members and its offsets; raises GroupNotEmpty or GroupNotFound."""
@@ -183,12 +239,43 @@ class GroupService:
             self._do(self.coordinator.remove(group_id))
         elif not keys:
             raise GroupNotFound(f"There is no group {group_id}.")
-        await self.offsets.delete(keys)
+        with self._writing():
+            await self.offsets.delete(keys)
 
-    async def topics_deleted(self, names: Iterable[str]) -> None:
-        """Forget the offsets of topics that are gone, lest a new topic of the same name begins in their middle."""
+    def committed(self, group_id: str) -> dict[TopicPartition, Committed]:
+        """Return what a group has committed, without the offsets of topics that were deleted.
+
+        A topic created again under the same name would otherwise be read from the middle.
+        """
+        offsets = self.offsets
+        return {
+            where: committed
+            for where, committed in offsets.table.of(group_id).items()
+            if not offsets.is_of_deleted_topic(where[0], committed)
+        }
+
+    async def forget_deleted_topics(self) -> None:
+        """Delete the offsets of topics that were deleted."""
         if self._refusal is None:
-            await self.offsets.delete(self.offsets.keys(topics=names))
+            await self.offsets.delete(self.offsets.keys_of_deleted_topics())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse what too few replicas would keep, and raise what the log refuses as Kafka's coordinator does.
+
+        A consumer throws at the errors of a partition, and retries at those of a coordinator.
+        """
+        partition = self._store.partitions.get((OFFSETS_TOPIC, 0))
+        try:
+            if partition is not None:
+                self.check_in_sync(partition)
+            yield
+        except (NotEnoughReplicas, NotEnoughReplicasAfterAppend, RequestTimedOut, UnknownTopic) as error:
+            raise CoordinatorUnavailable(error.message, error.hint) from error
+        except (NotLeader, StorageError) as error:
+            raise NotCoordinator(error.message, error.hint) from error
+        except BatchTooLarge as error:
+            raise InvalidCommitSize(error.message, error.hint) from error
 
     # Time
 
@@ -203,7 +290,7 @@ class GroupService:
 
     async def upkeep(self) -> None:
         """Forget lapsed offsets, offsets of topics that are gone, and groups of which nothing is left."""
-        await self.topics_deleted(self.table.topics() - self._store.catalogue.topics.keys())
+        await self.forget_deleted_topics()
         lapsed = self._lapsed()
         if lapsed:
             log.info("offsets lapsed", offsets=len(lapsed), groups=len({key[0] for key in lapsed}))
