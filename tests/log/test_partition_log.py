@@ -209,11 +209,12 @@ def test_a_segment_that_cannot_be_synced_later_keeps_its_journal(tmp_path):
     rig = Rig(tmp_path, disk)
     partition = rig.topic("t")
     rig.write(partition, "acknowledged")
+    number = rig.store._journal.number
     disk.faults["sync", "/t/"] = errno.EIO
     rig.settle()
     with pytest.raises(SyncFailed):
         rig.append(partition, "more")
-    assert rig.disk.list(rig.folder / "journal") == ["0000000001.journal", "spare"]
+    assert rig.disk.list(rig.folder / "journal") == [f"{number}.journal", "spare"]
     disk.faults.clear()
     partition.segments[0].path.write_bytes(b"")  # What a disk may make of pages whose sync failed.
     assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]

@@ -18,7 +18,10 @@ recovery has put its batches back; and so are later files that forget something,
 
     u32 crc32c of the rest · u32 payload length · u64 file number · u8 kind · 16 s topic id · i32 partition · payload
 
-The number is in the file's name as well: a record with another one is left over from the file's earlier life.
+The number is in the file's name as well: a record with another one is left over from the file's earlier life. No number
+is ever used twice: it is the node's epoch, which every start makes durable in the checkpoint before the first record,
+and a counter within that start (`epoch << 32 | counter`). Reusing one would make records of the earlier life current:
+a stale FORGET voids acknowledged batches, a stale APPEND restores truncated ones.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ _HEAD = struct.Struct(">IIQB16si")
 _CRC_BYTES = 4
 _SCAN_BYTES = 4 * 1024 * 1024
 _SPARE = "spare"
+_COUNTER_BITS = 32
 
 COLD_BYTES = 64 * 1024
 """A file with less than this left of its warm part is called cold."""
@@ -57,12 +61,15 @@ PREPARED_BYTES = 4 * 1024 * 1024
 class Journal:
     """The journal files of one node. `append` and `sync` are called by the flush thread alone."""
 
-    def __init__(self, disk: Disk, folder: Path, prepared_bytes: int = PREPARED_BYTES) -> None:
+    def __init__(self, disk: Disk, folder: Path, saved_epoch: int, prepared_bytes: int = PREPARED_BYTES) -> None:
+        """Take the epoch of this start. `saved_epoch` is that of the last one, as the checkpoint has it."""
         self._disk = disk
         self._folder = folder
         self._prepared_bytes = prepared_bytes
         self._file: File | None = None
-        self._number = max(self._numbers(), default=0)
+        self.epoch = max(saved_epoch, self._newest_number() >> _COUNTER_BITS) + 1
+        """The node's epoch from this start on. Must be durable in the checkpoint before the first record."""
+        self._number = self.epoch << _COUNTER_BITS
         self._warm_bytes = 0
         self._kept: set[int] = set()
         self._forgetful: set[int] = set()
@@ -72,6 +79,21 @@ class Journal:
     def _numbers(self) -> list[int]:
         names = self._disk.list(self._folder)
         return sorted(int(name.removesuffix(".journal")) for name in names if name.endswith(".journal"))
+
+    def _newest_number(self) -> int:
+        """Return the largest file number on the disk, that of the spare file's records included.
+
+        A checkpoint that is lost, or restored from an older copy, does not know the epochs that these carry.
+        """
+        newest = max(self._numbers(), default=0)
+        if _SPARE not in self._disk.list(self._folder):
+            return newest
+        spare = self._disk.open(self._folder / _SPARE)
+        head = spare.pread(_HEAD.size, 0)
+        if len(head) < _HEAD.size:
+            return newest
+        number: int = _HEAD.unpack(head)[2]
+        return max(newest, number) if any(_records(spare, number)) else newest
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:010d}.journal"
@@ -123,8 +145,8 @@ class Journal:
 
     def _begin(self) -> File:
         """Open the next file, which is the spare one whenever there is time to prepare it."""
-        self.prepare()
         path = self._path(self._number)
+        self.prepare()
         self._disk.rename(self._folder / _SPARE, path)
         self._disk.sync_directory(self._folder)
         file = self._disk.open(path)

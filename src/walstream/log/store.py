@@ -113,9 +113,9 @@ class LogStore:
             disk.make_directory(folder / name)
         self._saver = Saver(disk, folder / "checkpoint.json", driver, partial(self._checkpoint, clean=False))
         self.append_clock = AppendClock(catalogue.append_time_floor_ms, catalogue.reserve_append_time)
-        self._journal = Journal(disk, folder / "journal", journal_prepared_bytes)
+        self._journal = Journal(disk, folder / "journal", self._saver.saved.epoch, journal_prepared_bytes)
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max)
-        self.epoch = self._saver.saved.epoch + 1
+        self.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
         self._open()
 
