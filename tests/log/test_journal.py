@@ -1,13 +1,14 @@
 """The journal's files are used again and again; what an earlier life of a file holds must never count."""
 
+import errno
 import os
 from random import Random
 
 import pytest
 
 from log.power import PowerRig
-from log.rig import Rig, batch, values
-from walstream.errors import DiskFull
+from log.rig import FaultyDisk, Rig, batch, values
+from walstream.errors import DiskFull, PartitionOffline
 from walstream.log.batch import parse_header, stamp
 from walstream.log.disk import OsDisk
 from walstream.log.settings import TopicSettings
@@ -185,3 +186,26 @@ def test_a_data_directory_with_small_journal_numbers_opens(tmp_path):
     rig = Rig(tmp_path, disk)
     assert values(rig.store.partition("t", 0)) == ["a"]
     assert journal_files(rig) == [f"{rig.store._journal.number}.journal"]
+
+
+def test_what_a_start_forgets_for_some_partitions_leaves_the_journal_usable(tmp_path):
+    """One partition cannot be opened, so the journal stays, and voids what it holds for the others in a new file."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    lost, kept = rig.topic("lost"), rig.topic("kept")
+    rig.append(lost, "a")
+    rig.append(kept, "a")
+    rig.driver.flush()
+    disk.faults["sync", "/lost/"] = errno.EIO
+    rig = rig.again()
+    with pytest.raises(PartitionOffline):
+        rig.append(rig.store.partition("lost", 0), "x")
+    kept = rig.store.partition("kept", 0)
+    rig.write(kept, "b")
+    assert [path.suffix for path in disk.syncs] == [".journal"]
+    kept.segments[0].path.write_bytes(kept.segments[0].path.read_bytes()[: kept.segments[0].size // 2])
+    assert values(rig.again().store.partition("kept", 0)) == ["a", "b"]
+    disk.faults.clear()
+    rig = rig.again()
+    assert values(rig.store.partition("kept", 0)) == ["a", "b"]
+    assert values(rig.store.partition("lost", 0)) == ["a"]

@@ -154,12 +154,13 @@ class Journal:
         return file
 
     def start(self) -> None:
-        """Open the first file and prepare the next one, before anybody waits for a flush.
+        """Open the first file, unless `forget` did, and prepare the next one, before anybody waits for a flush.
 
         Without space for them there is no journal until the next start: the log does without it, only slower.
         """
         try:
-            self._file = self._begin()
+            if self._file is None:
+                self._file = self._begin()
             self.prepare()
         except OSError:
             self.is_broken = True
