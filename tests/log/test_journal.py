@@ -2,7 +2,10 @@
 
 import errno
 import os
+from contextlib import suppress
 from random import Random
+from threading import Event, Thread
+from uuid import UUID
 
 import pytest
 
@@ -11,6 +14,7 @@ from log.rig import FaultyDisk, Rig, batch, values
 from walstream.errors import DiskFull, PartitionOffline
 from walstream.log.batch import parse_header, stamp
 from walstream.log.disk import OsDisk
+from walstream.log.journal import Journal
 from walstream.log.settings import TopicSettings
 from walstream.sim.disk import SimDisk
 
@@ -209,3 +213,44 @@ def test_what_a_start_forgets_for_some_partitions_leaves_the_journal_usable(tmp_
     rig = rig.again()
     assert values(rig.store.partition("kept", 0)) == ["a", "b"]
     assert values(rig.store.partition("lost", 0)) == ["a"]
+
+
+class SlowDisk(OsDisk):
+    """A disk on which zeros for a spare file take until somebody says so."""
+
+    def __init__(self):
+        self.is_preparing, self.go_on, self.is_slow = Event(), Event(), False
+
+    def open(self, path, *, create=False):
+        if self.is_slow and path.name == "spare.new":
+            self.is_slow = False
+            file = super().open(path, create=create)
+            self.is_preparing.set()
+            assert self.go_on.wait(30)
+            return file
+        return super().open(path, create=create)
+
+
+def prepare(journal):
+    with suppress(OSError):
+        journal.prepare()
+
+
+def test_a_spare_file_that_is_being_prepared_is_not_written_to(tmp_path):
+    """The settling thread prepares one while a flush needs one: its zeros would overwrite the flush's records."""
+    disk = SlowDisk()
+    journal = Journal(disk, tmp_path, saved_epoch=0)
+    journal.recover()
+    key, data = (UUID(int=1), 0), bytes(batch("acknowledged"))
+    disk.is_slow = True
+    settling = Thread(target=prepare, args=(journal,))
+    settling.start()
+    assert disk.is_preparing.wait(30)
+    flush = Thread(target=journal.append, args=([(key, data)],))
+    flush.start()
+    flush.join(0.3)  # It has to wait; if it does not, it ends long before.
+    disk.go_on.set()
+    settling.join(30)
+    flush.join(30)
+    assert not journal.is_broken
+    assert list(Journal(disk, tmp_path, saved_epoch=0).read()) == [key]

@@ -29,6 +29,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 from uuid import UUID
 
 from crc32c import crc32c
@@ -66,6 +67,7 @@ class Journal:
         self._disk = disk
         self._folder = folder
         self._prepared_bytes = prepared_bytes
+        self._spare_lock = Lock()
         self._file: File | None = None
         self.epoch = max(saved_epoch, self._newest_number() >> _COUNTER_BITS) + 1
         """The node's epoch from this start on. Must be durable in the checkpoint before the first record."""
@@ -146,8 +148,9 @@ class Journal:
     def _begin(self) -> File:
         """Open the next file, which is the spare one whenever there is time to prepare it."""
         path = self._path(self._number)
-        self.prepare()
-        self._disk.rename(self._folder / _SPARE, path)
+        with self._spare_lock:
+            self._prepare()
+            self._disk.rename(self._folder / _SPARE, path)
         self._disk.sync_directory(self._folder)
         file = self._disk.open(path)
         self._warm_bytes = file.size()
@@ -166,7 +169,11 @@ class Journal:
             self.is_broken = True
 
     def prepare(self) -> None:
-        """See to it that there is a spare file, filled with zeros if it is new. Takes about 20 ms then."""
+        """Create the spare file if there is none, filled with zeros: about 20 ms. Safe on the settling thread."""
+        with self._spare_lock:
+            self._prepare()
+
+    def _prepare(self) -> None:
         if _SPARE in self._disk.list(self._folder):
             return
         path = self._folder / f"{_SPARE}.new"
