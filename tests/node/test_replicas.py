@@ -8,6 +8,7 @@ import json
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,10 +26,13 @@ from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v12 import request as metadata
 
 from node.running import Client, Connect, batch_of, running_node
+from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.offsets import Committed
 from walstream.node.offsets_log import OFFSETS_TOPIC
+from walstream.node.peer_links import PeerLink
+from walstream.node.peers import Peers
 from walstream.node.server import Node
 from walstream.ops.health import health
 from walstream.ops.metrics import Exporter
@@ -336,6 +340,22 @@ async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Con
         await until(lambda: in_sync(nodes[0], "t") == [1, 2], "the lost one is not in sync any more")
         assert (await produce(client, b"b", acks=-1))[0] == NOT_ENOUGH
         assert nodes[0].store.partition("t", 0).log_end == 1, "nothing was appended"
+
+
+async def test_a_follower_is_dialled_whatever_has_failed(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected, failures = Peers._connect, Counter[int]()
+
+    async def failing(peers: Peers, node: ClusterNode, link: PeerLink) -> None:
+        failures[node.id] += 1
+        if failures[node.id] <= 2:
+            raise RuntimeError("a bug")
+        await connected(peers, node, link)
+
+    monkeypatch.setattr(Peers, "_connect", failing)
+    async with running_cluster(tmp_path) as nodes:
+        await create(await connect(nodes[0]), nodes)
 
 
 async def test_a_commit_is_refused_before_it_is_written_while_too_few_are_in_sync(

@@ -47,8 +47,12 @@ class ThreadDriver:
         self,
         post: Callable[[Callable[[], None]], None],
         mark_writes: Callable[[GroupCommit], None] | None = None,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
+        """`failed` is called, on its thread, when a flush ends with an error that is not the disk's: nothing is written
+        after that, so the process has to end."""
         self.post = post
+        self._failed = failed
         self._mark_writes = mark_writes
         self._jobs = ThreadPoolExecutor(1, "walstream-housekeeping")
         self._long_jobs = ThreadPoolExecutor(1, "walstream-compaction")
@@ -59,7 +63,7 @@ class ThreadDriver:
         """Start the flush thread."""
         if self._mark_writes is not None:
             commit.on_gathering = partial(self._mark_writes, commit)
-        self._flush = FlushThread(commit, self.post)
+        self._flush = FlushThread(commit, self.post, self._failed)
 
     def run(self, job: Callable[[], T], done: Done[T]) -> None:
         """Run a job on the housekeeping thread."""

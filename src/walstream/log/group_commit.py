@@ -404,11 +404,25 @@ def _sync_failure(error: OSError, segment: Segment) -> PartitionOffline:
 class FlushThread:
     """Drives a GroupCommit: flushes on a thread of its own, completions posted to the event loop."""
 
-    def __init__(self, commit: GroupCommit, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        commit: GroupCommit,
+        post: Callable[[Callable[[], None]], None],
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._commit = commit
         self._post = post
-        self._thread = threading.Thread(target=self._run, name="walstream-flush", daemon=True)
+        self._failed = failed
+        self._thread = threading.Thread(target=self._guarded, args=(self._run,), name="walstream-flush", daemon=True)
         self._thread.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
 
     def _run(self) -> None:
         commit = self._commit
@@ -420,7 +434,7 @@ class FlushThread:
                 taken()
             taken = _NOTHING  # What was written is let go before the next is waited for.
             if commit.begin_settling():
-                settler = threading.Thread(target=self._settle, name="walstream-settle")
+                settler = threading.Thread(target=self._guarded, args=(self._settle,), name="walstream-settle")
                 settler.start()
         if settler is not None:
             settler.join()

@@ -270,7 +270,11 @@ class LogStore:
 
     def _discard(self, name: str) -> None:
         """On the flush thread: nobody writes to the folder any more."""
-        trashed = self._trash.put(name)
+        try:
+            trashed = self._trash.put(name)
+        except OSError as error:
+            log.warning("folder of a deleted topic kept until the next start", topic=name, error=str(error))
+            return
         self._driver.run(lambda: self.disk.remove(trashed), partial(self._ended, "trash kept"))
 
     def delete_records(self, partition: PartitionLog, before: int, done: Callable[[Exception | None], None]) -> None:

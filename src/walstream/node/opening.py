@@ -6,9 +6,11 @@ settings. Opening recovers the log and therefore takes the time that recovery ta
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
+from walstream import logs
 from walstream.cluster.local import ANY_PRODUCER_ID, Catalogue
 from walstream.cluster.static import producer_ids
 from walstream.config import Config
@@ -17,6 +19,8 @@ from walstream.log.driver import ThreadDriver
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
 from walstream.node.turns import Turns
+
+log = logs.get(__name__)
 
 
 def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, LogStore]:
@@ -35,7 +39,7 @@ def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, Log
         disk,
         folder,
         catalogue,
-        ThreadDriver(turns.post, turns.mark_writes),
+        ThreadDriver(turns.post, turns.mark_writes, _end),
         now_ms,
         monotonic_ms,
         journal_bytes_max=config.log.journal_bytes_max,
@@ -62,6 +66,12 @@ def topic_defaults(config: Config) -> TopicSettings:
         batch_bytes_max=config.log.message_bytes_max,
         min_isr=config.replication.min_isr if config.replication.is_cluster else 1,
     )
+
+
+def _end(error: Exception) -> None:
+    """End the process: the thread that makes writes durable has failed, and no write would be answered any more."""
+    log.critical("node ends: the log's writer has failed", error=repr(error), exc_info=error)
+    os._exit(1)
 
 
 def now_ms() -> int:

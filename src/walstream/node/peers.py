@@ -30,6 +30,7 @@ from walstream.node.addresses import split_address
 from walstream.node.lines import PlainLine, TlsLine
 from walstream.node.peer_links import PeerLink
 from walstream.node.security import Certificate, check_listener, names_host
+from walstream.node.supervision import supervise
 from walstream.replication.wire import version_1
 from walstream.replication.wire.authentication import NONCE_BYTES, Authentication
 from walstream.replication.wire.data import PayloadCompression
@@ -158,7 +159,7 @@ class Peers:
         """Keep links with these nodes from now on, to push to them."""
         for node in nodes:
             if node.id not in self._dialling:
-                self._dialling[node.id] = self._loop.create_task(self._keep(node))
+                self._dialling[node.id] = supervise(f"dial node {node.id}", partial(self._keep, node))
 
     async def _keep(self, node: ClusterNode) -> None:
         version, delay_ms = VERSION, FIRST_DELAY_MS

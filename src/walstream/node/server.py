@@ -39,6 +39,7 @@ from walstream.node.placement import Alone, Placement
 from walstream.node.replicas import Replicas
 from walstream.node.security import Security, check_listener, load_secret
 from walstream.node.sessions import Sessions
+from walstream.node.supervision import supervise
 from walstream.node.turns import Turns
 from walstream.ops.health import health
 from walstream.ops.http import HttpServer, Page, Pages, json_page
@@ -180,7 +181,7 @@ class Node:
             await self.replicas.start()
         loop = asyncio.get_running_loop()
         await self._listen(loop)
-        self._ticker = loop.create_task(self._tick())
+        self._ticker = supervise("housekeeping", self._tick)
         log.info(
             "node ready",
             listen=f"{self._host}:{self.port}",

@@ -89,6 +89,9 @@ class Pushing:
         except (WalstreamError, OSError) as error:
             log.warning("a follower of version 1 could not be pushed to", follower=follower, error=str(error))
             link.fail(error if isinstance(error, WalstreamError) else LinkRefused("The leader cannot read its log."))
+        except Exception:
+            log.exception("a follower of version 1 could not be pushed to", follower=follower)
+            link.fail(LinkRefused("The leader has failed."))  # The next link begins where this one ended.
 
     async def _push_some(self, link: PeerLink, follower: NodeId, plan: PushPlan, partition: PartitionLog) -> bool:
         """Push some batches of a partition; say whether there were any."""

@@ -44,6 +44,7 @@ from walstream.node.groups.events import Answer, Effect, GroupLimits, Moved, Ref
 from walstream.node.groups.group import Group
 from walstream.node.offsets import Change, Committed, OffsetTable, TopicPartition
 from walstream.node.offsets_log import OFFSETS_TOPIC, OffsetsLog
+from walstream.node.supervision import supervise
 
 log = logs.get(__name__)
 
@@ -102,12 +103,12 @@ class GroupService:
         """Read the offsets. Where that fails, requests are refused until a later attempt succeeds."""
         self._refusal = CoordinatorLoading(READING)
         if not await self._try_to_load():
-            self._loading = asyncio.get_running_loop().create_task(self._load())
+            self._loading = supervise("offsets load", self._load)
 
     def lead(self) -> None:
         """Read the offsets, then take requests: this node of a cluster has become the leader of their topic."""
         self.resign(CoordinatorLoading(READING))
-        self._loading = asyncio.get_running_loop().create_task(self._load())
+        self._loading = supervise("offsets load", self._load)
 
     def _reload(self) -> None:
         """Read the offsets again, because their log was reopened. The groups keep their members."""
@@ -117,7 +118,7 @@ class GroupService:
         if self._upkeep is not None:
             self._upkeep.cancel()
             self._upkeep = None
-        self._loading = asyncio.get_running_loop().create_task(self._load())
+        self._loading = supervise("offsets load", self._load)
 
     async def _load(self) -> None:
         delay_s = LOAD_RETRY_S_MIN
@@ -147,7 +148,7 @@ class GroupService:
         self._load_failure = ""
         self._refusal = None
         self._started_ms = self._clock_ms()
-        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        self._upkeep = supervise("groups upkeep", self._keep_up)
         return True
 
     def resign(self, refusal: GroupError) -> None:
