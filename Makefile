@@ -9,6 +9,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Without compiled modules, every node that a test starts would compile all of walstream first: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The newest Python that runs: a name on the PATH may be a stub of a version manager that starts nothing.
 PYTHON ?= $(shell for v in 3.13 3.12 3.11 3; do \
@@ -19,8 +21,8 @@ BIN := $(VENV)/bin
 hash = $(shell sha256sum $(1) 2>/dev/null | cut -c1-16)
 LOCKED := $(VENV)/.locked-$(call hash,requirements.lock)
 READY := $(VENV)/.ready-$(call hash,pyproject.toml)
-# One more than the cores of a small machine: tests wait for servers and syncs more than they compute.
-PYTEST := $(BIN)/pytest -q -n 3 -rs
+# As many as the cores of a small machine: one worker has the tests with a JVM, which takes what the other one leaves.
+PYTEST := $(BIN)/pytest -q -n 2 -rs
 
 .PHONY: help
 help: ## list the targets
@@ -34,6 +36,10 @@ demo: $(READY) java ## PostgreSQL to lakehouse tables, killed in the middle, com
 .PHONY: test
 test: $(READY) java kcat ## run the tests, with a fixed slice of the long rounds (forty minutes on two cores)
 	$(PYTEST) -m "not long"
+
+.PHONY: test-fast
+test-fast: $(READY) ## run the tests that start no server and no JVM
+	$(PYTEST) -m "fast and not long"
 
 .PHONY: test-long
 test-long: $(READY) java kcat ## run everything, the long rounds in full (hours)

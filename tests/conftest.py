@@ -21,8 +21,9 @@ from waiting import described, log_title
 from walstream.node.process import NodeProcess
 from walstream.processes import share_ports
 
-# PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …; feeds: make_feed
-pytest_plugins = ("postgres.servers", "integration.feed_processes")
+# PostgreSQL servers and databases: postgres18, postgres16, database, each_database, make_postgres, …; feeds: make_feed;
+# which worker runs what, and how long it took
+pytest_plugins = ("postgres.servers", "integration.feed_processes", "worker_groups")
 
 MakeNode = Callable[..., NodeProcess]
 

@@ -81,6 +81,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
                 one.wait(30)
 
 
+@pytest.mark.processes
 def test_the_commands_and_the_program_work(shell: Shell) -> None:
     said = {}
     for block in blocks("console")[:2]:
@@ -91,6 +92,7 @@ def test_the_commands_and_the_program_work(shell: Shell) -> None:
     assert "tea" in shell.call([sys.executable, "-c", shell.here(blocks("python")[0])])
 
 
+@pytest.mark.processes
 def test_grpcurl_reads_it(shell: Shell) -> None:
     found = shutil.which("grpcurl") or shutil.which("grpcurl", path=str(Path.home() / "go" / "bin"))
     if found is None:

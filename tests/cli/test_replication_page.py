@@ -75,6 +75,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         shell.end()
 
 
+@pytest.mark.processes
 def test_the_commands_work(shell: Shell) -> None:
     (shell.folder / "cluster.toml").write_text(shell.here(blocks("toml")[0]))
     starting, using = (commands(block) for block in blocks("console"))

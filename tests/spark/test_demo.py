@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(1200)
 def test_the_demo_proves_what_it_says() -> None:
     done = subprocess.run(

@@ -137,6 +137,7 @@ def test_the_program_that_spark_submit_runs(make_captured: MakeCaptured, tmp_pat
     assert last.versions == {"public.orders": 0}
 
 
+@pytest.mark.jvm
 def test_a_log_that_nobody_writes_to_is_said_so(tmp_path: Path) -> None:
     process = PipelineProcess(
         tmp_path,

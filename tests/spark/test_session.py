@@ -93,6 +93,7 @@ class TestMeaning:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.jvm
 def test_a_session_after_another_has_a_jvm_of_its_own(tmp_path: Path) -> None:
     # In a process of its own, because Spark in this one belongs to other tests.
     script = str(Path(__file__).with_name("two_sessions.py"))

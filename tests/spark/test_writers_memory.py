@@ -17,6 +17,7 @@ DRIVER_BYTES_MAX = 1_400 << 20
 """What Python and the JVM, whose heap is 512 MiB, may hold together."""
 
 
+@pytest.mark.jvm
 @pytest.mark.timeout(900)
 def test_a_batch_larger_than_the_driver(tmp_path: Path) -> None:
     root = str(Path(walstream.__file__).parent.parent)
