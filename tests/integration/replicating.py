@@ -25,7 +25,7 @@ from walstream.log.batch import walk
 from walstream.node.process import NodeProcess
 from walstream.processes import HOST, free_port
 
-from .support import MakeNode, wait_for
+from .support import MakeNode, segments_of, wait_for
 
 TIMEOUT_S = 60.0
 
@@ -224,8 +224,8 @@ class Cluster:
 
     def batches(self, number: int, topic: str, partition: int = 0) -> list[bytes]:
         """Every batch in the segments of a node, oldest first."""
-        folder = self.nodes[number].data / "topics" / topic / str(partition)
-        data = b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+        files = segments_of(self.nodes[number].data, topic, partition)
+        data = b"".join(file.read_bytes() for file in files)
         return [bytes(data[position : position + header.length]) for position, header in walk(data)]
 
     def compare(self, topic: str, partitions: int = 1, *, nodes: list[int] | None = None) -> int:

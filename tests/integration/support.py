@@ -22,6 +22,18 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 20.0, int
     return wait_until(condition, what, timeout_s, interval_s)
 
 
+def topic_folders(data: Path, topic: str) -> list[Path]:
+    """Return the folders of a topic in a data folder: one for each topic of the name, none if nothing was written."""
+    return sorted((data / "topics").glob(f"{topic}@*"))
+
+
+def segments_of(data: Path, topic: str, partition: int = 0, suffix: str = ".log") -> list[Path]:
+    """Return the files of a partition's segments, oldest first."""
+    return sorted(
+        file for folder in topic_folders(data, topic) for file in (folder / str(partition)).glob(f"*{suffix}")
+    )
+
+
 def rounds(full: int, part: int) -> int:
     """How many rounds to run: WALSTREAM_TEST_ROUNDS is `full` or a number, and without it a fixed part is run."""
     wanted = os.environ.get("WALSTREAM_TEST_ROUNDS", "")

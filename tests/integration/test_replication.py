@@ -20,7 +20,7 @@ from walstream.node.api.offsets import RESOLVED_TIMESTAMP
 from .bare import Bare, one_record, produce_request
 from .clients import configure_topic, read_messages, watermarks
 from .replicating import TIMEOUT_S, Cluster, producer_of, running, write
-from .support import MakeNode, memory_mb, rounds, seeded, wait_for
+from .support import MakeNode, memory_mb, rounds, seeded, topic_folders, wait_for
 
 NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_LEADER, TIMED_OUT = 19, 20, 6, 7
 OFFSET_OUT_OF_RANGE, OFFSET_NOT_AVAILABLE = 1, 78
@@ -170,8 +170,8 @@ def test_topics_change_everywhere(cluster: Cluster) -> None:
         write(cluster.address, "t", 0, 100, partition=partition)
     cluster.compare("t", 3)
     for number in (1, 2, 3):
-        folder = cluster[number].data / "topics" / "gone"
-        wait_for(lambda folder=folder: not folder.exists(), "the topic is gone from every disk")
+        data = cluster[number].data
+        wait_for(lambda data=data: not topic_folders(data, "gone"), "the topic is gone from every disk")
 
 
 def test_a_held_topic_keeps_its_append_time_everywhere(cluster: Cluster) -> None:
@@ -190,8 +190,8 @@ def test_the_replication_factor_is_the_topics(cluster: Cluster) -> None:
     write(cluster.address, "one", 0, 100)
     write(cluster.address, "two", 0, 100)
     cluster.compare("two", nodes=[1, 2])
-    assert not (cluster[3].data / "topics" / "two").exists()
-    assert not (cluster[2].data / "topics" / "one").exists()
+    assert not topic_folders(cluster[3].data, "two")
+    assert not topic_folders(cluster[2].data, "one")
     admin = cluster.admin()
     with pytest.raises(KafkaException, match="3 nodes"):
         admin.create_topics([NewTopic("four", 1, 4)])["four"].result(TIMEOUT_S)

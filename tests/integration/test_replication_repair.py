@@ -11,7 +11,7 @@ import pytest
 
 from .clients import read_messages
 from .replicating import Cluster, running, write
-from .support import MakeNode, wait_for
+from .support import MakeNode, segments_of, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,7 +56,7 @@ def written(make_node: MakeNode) -> Iterator[Cluster]:
 
 
 def second_segment(cluster: Cluster, victim: int) -> Path:
-    return sorted((cluster[victim].data / "topics" / "t" / "0").glob("*.log"))[1]
+    return segments_of(cluster[victim].data, "t")[1]
 
 
 @pytest.mark.parametrize(

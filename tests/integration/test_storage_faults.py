@@ -17,7 +17,7 @@ from walstream.node.process import NodeProcess
 
 from .bare import KAFKA_STORAGE_ERROR, NONE, Bare, one_record
 from .clients import Confluent, Item, create_topic, read_messages, watermarks
-from .support import MakeNode, wait_for
+from .support import MakeNode, segments_of, wait_for
 
 MIB = 1024 * 1024
 
@@ -34,10 +34,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def segments_of(node: NodeProcess, topic: str, partition: int = 0) -> list[Path]:
-    return sorted((node.data / "topics" / topic / str(partition)).glob("*.log"))
 
 
 def test_a_full_disk_refuses_writes_serves_reads_and_recovers(make_node: MakeNode, small_disk: Path) -> None:
@@ -108,7 +104,7 @@ def fill_segments(node: NodeProcess, topic: str, count: int = 40) -> None:
     for number in range(count):
         with Bare(node.address) as connection:
             connection.produce(topic, one_record(str(number).encode().ljust(2000)))
-    assert len(segments_of(node, topic)) >= 3
+    assert len(segments_of(node.data, topic)) >= 3
 
 
 def readable(node: NodeProcess, topic: str, count: int) -> set[int]:
@@ -129,7 +125,7 @@ def test_a_rotten_byte_is_quarantined_and_the_rest_served(make_node: MakeNode, s
     node = make_node()
     fill_segments(node, "rotten")
     node.stop() if stop == "clean" else node.kill()
-    victim = segments_of(node, "rotten")[1]
+    victim = segments_of(node.data, "rotten")[1]
     raw = bytearray(victim.read_bytes())
     batches = list(walk(raw))
     position, header = batches[len(batches) // 2]
@@ -159,7 +155,7 @@ def test_a_rotten_byte_is_quarantined_and_the_rest_served(make_node: MakeNode, s
 def test_bytes_that_rot_while_the_node_runs_are_not_served(make_node: MakeNode) -> None:
     node = make_node()
     fill_segments(node, "rotting")
-    victim = segments_of(node, "rotting")[0]
+    victim = segments_of(node.data, "rotting")[0]
     (position, header), *_ = list(walk(victim.read_bytes()))[2:]
     with victim.open("r+b") as file:
         file.seek(position + 1000)
@@ -176,7 +172,7 @@ def test_a_torn_tail_is_cut(make_node: MakeNode, cut: int) -> None:
     node = make_node()
     fill_segments(node, "torn")
     node.kill()
-    last = segments_of(node, "torn")[-1]
+    last = segments_of(node.data, "torn")[-1]
     torn = bytearray(one_record(bytes(2000)))
     torn[0:8] = (40).to_bytes(8, "big")
     with last.open("r+b") as file:
@@ -194,7 +190,7 @@ def test_missing_and_wrong_indexes_are_built_again(make_node: MakeNode) -> None:
     node = make_node()
     fill_segments(node, "indexed")
     node.stop()
-    indexes = sorted((node.data / "topics" / "indexed" / "0").glob("*.index"))
+    indexes = segments_of(node.data, "indexed", suffix=".index")
     assert indexes
     indexes[0].unlink()
     if len(indexes) > 1:

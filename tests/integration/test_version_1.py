@@ -7,7 +7,6 @@ import socket
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -18,7 +17,7 @@ from walstream.processes import HOST, free_port
 
 from .bare import one_record
 from .replicating import FAST, write
-from .support import MakeNode, wait_for
+from .support import MakeNode, segments_of, wait_for
 
 PEER = 9
 OPEN: list[socket.socket] = []
@@ -140,8 +139,7 @@ def test_a_follower_of_version_1_is_pushed_what_is_committed(node: NodeProcess, 
         ((_, header),) = walk(data)
         assert (header.base_offset, header.record_count) == (base_offset, count)
         got.append(data)
-    folder = Path(node.data) / "topics" / "ours" / "0"
-    assert b"".join(got) == b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+    assert b"".join(got) == b"".join(file.read_bytes() for file in segments_of(node.data, "ours"))
     known = AdminClient({"bootstrap.servers": node.address, "log_level": 0}).list_topics("ours", TIMEOUT_S)
     assert known.topics["ours"].partitions[0].isrs == [1], "it never says what it has on its disk"
     # The link breaks, and what is written meanwhile comes when it is made again.
@@ -187,8 +185,7 @@ def frame(offset: int, value: bytes, *, topic: bytes = b"theirs", spoil: int = 0
 
 def copied(node: NodeProcess) -> list[int]:
     """The offsets in the copy."""
-    folder = Path(node.data) / "topics" / "theirs" / "0"
-    data = b"".join(file.read_bytes() for file in sorted(folder.glob("*.log")))
+    data = b"".join(file.read_bytes() for file in segments_of(node.data, "theirs"))
     return [header.base_offset for _, header in walk(data)]
 
 

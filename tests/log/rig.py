@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from walstream.cluster.local import Catalogue, NewTopic
 from walstream.errors import WalstreamError
 from walstream.log.batch import walk
 from walstream.log.disk import Buffer, OsDisk, OsFile
-from walstream.log.driver import InlineDriver
+from walstream.log.driver import Done, InlineDriver, T
 from walstream.log.partition_log import Appended, PartitionLog
 from walstream.log.records import Record, build_batch, iter_records
 from walstream.log.settings import TopicSettings
@@ -54,15 +55,45 @@ class FaultyDisk(OsDisk):
         return FaultyFile(self, path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640))
 
 
+class LateDriver(InlineDriver):
+    """Keeps jobs back while `is_late`, as a housekeeping thread that has something long to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_late = False
+        self._jobs: list[Callable[[], None]] = []
+
+    def run(self, job: Callable[[], T], done: Done[T]) -> None:
+        """Run a job now, or when its turn comes."""
+        if self.is_late:
+            self._jobs.append(partial(super().run, job, done))
+        else:
+            super().run(job, done)
+
+    def run_next(self) -> bool:
+        """Run the oldest job that waits; say whether there was one."""
+        if self._jobs:
+            self._jobs.pop(0)()
+            return True
+        return False
+
+
 class Rig:
     """A store in a folder, with clocks that stand still: adding to `now_ms` lets time pass, `step_clock` sets one."""
 
-    def __init__(self, folder: Path, disk: OsDisk | None = None, defaults: TopicSettings | None = None, **options: int):
+    def __init__(
+        self,
+        folder: Path,
+        disk: OsDisk | None = None,
+        defaults: TopicSettings | None = None,
+        driver: InlineDriver | None = None,
+        **options: int,
+    ) -> None:
         self.folder = folder
         self.disk = disk or FaultyDisk()
         self.now_ms = 1_700_000_000_000
         self._stepped_ms = 0
-        self.driver = InlineDriver()
+        self.driver = driver or InlineDriver()
         self.catalogue = Catalogue(self.disk, folder, node_id=1, defaults=defaults or TopicSettings())
         self.store = LogStore(
             self.disk, folder, self.catalogue, self.driver, lambda: self.now_ms, self.monotonic_ms, **options

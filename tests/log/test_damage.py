@@ -255,7 +255,7 @@ def test_later_rounds_do_not_drop_a_journal_file_that_was_kept(tmp_path):
     rig = Rig(tmp_path, disk)
     partition, other = rig.topic("t"), rig.topic("other")
     rig.write(partition, "acknowledged")
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     rig.settle()
     disk.faults.clear()
     for number in range(5):
@@ -276,7 +276,7 @@ def test_a_clean_stop_does_not_hide_what_only_the_journal_has(tmp_path):
     rig.write(partition, "synced")
     rig.settle()
     rig.write(partition, "acknowledged")  # In the journal.
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     rig.settle()
     disk.faults.clear()
     rig.store.close()
@@ -291,7 +291,7 @@ def test_a_sync_that_failed_outside_the_journal_is_not_forgotten_by_it(tmp_path)
     rig = Rig(tmp_path, disk)
     partition, other = rig.topic("t"), rig.topic("other")
     rig.write(partition, "acknowledged")  # In the journal.
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     rig.append(partition, "x" * 100_000)  # Too large for it.
     rig.driver.flush()
     disk.faults.clear()
@@ -306,7 +306,7 @@ def test_a_sync_that_failed_outside_the_journal_is_not_forgotten_by_it(tmp_path)
 def full(rig, disk, partition):
     """Let a partition with a record in the journal meet a full disk; there is space again at once."""
     rig.write(partition, "acknowledged")
-    disk.faults["write", "/t/"] = errno.ENOSPC
+    disk.faults["write", "/t@"] = errno.ENOSPC
     rig.write(partition, "x")
     disk.faults.clear()
     assert isinstance(partition.write_error, DiskFull)
@@ -320,7 +320,7 @@ def come_back(rig):
 def fail_to_come_back(rig, disk, partition):
     """Let a sync fail on the way back from a full disk, and what was not synced be lost after settling."""
     full(rig, disk, partition)
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     come_back(rig)
     assert partition.write_error is not None
     disk.faults.clear()
@@ -382,7 +382,7 @@ def test_segments_go_on_being_synced_when_there_was_no_space_for_the_next_journa
     partition, other, cut = rig.topic("t"), rig.topic("other"), rig.topic("cut")
     rig.write(partition, "acknowledged")
     rig.write(cut, "0")
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     rig.settle()  # This journal file is kept, and so are later ones that forget something it holds.
     disk.faults.clear()
     rig.store.forget(cut.key)  # As truncating it does.
@@ -419,7 +419,7 @@ def test_a_partition_that_cannot_be_opened_loses_nothing_by_it(tmp_path):
     rig.settle()
     fill(rig, partition, 3)  # In the journal alone.
     rig.write(other, "a")
-    disk.refused = "/t/0/"
+    disk.refused = "/t@"
     for number in range(3):
         rig = rig.again(clean=number == 1)
         failed = rig.store.partition("t", 0)

@@ -200,7 +200,7 @@ def test_what_a_start_forgets_for_some_partitions_leaves_the_journal_usable(tmp_
     rig.append(lost, "a")
     rig.append(kept, "a")
     rig.driver.flush()
-    disk.faults["sync", "/lost/"] = errno.EIO
+    disk.faults["sync", "/lost@"] = errno.EIO
     rig = rig.again()
     with pytest.raises(PartitionOffline):
         rig.append(rig.store.partition("lost", 0), "x")

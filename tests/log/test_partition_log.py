@@ -186,7 +186,7 @@ def test_a_failed_sync_takes_the_partition_offline_and_acknowledges_nothing(tmp_
     rig = Rig(tmp_path, disk)
     partition, other = rig.topic("t"), rig.topic("u")
     rig.write(partition, "kept")
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     failed = outcome(partition, rig.append(partition, "lost" * 10_000).last_offset)
     rig.driver.flush()
     behind = outcome(partition, 5)
@@ -210,7 +210,7 @@ def test_a_segment_that_cannot_be_synced_later_keeps_its_journal(tmp_path):
     partition = rig.topic("t")
     rig.write(partition, "acknowledged")
     number = rig.store._journal.number
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     rig.settle()
     with pytest.raises(SyncFailed):
         rig.append(partition, "more")
@@ -228,7 +228,7 @@ def test_a_sync_that_failed_while_settling_fails_flushes_of_the_same_file(tmp_pa
     rig.write(partition, "acknowledged")  # In the journal.
     commit.ask_settling()
     assert commit.begin_settling()
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     settled = commit.settle()
     disk.faults.clear()
     heard = outcome(partition, rig.append(partition, "x" * 100_000).last_offset)  # Too large for the journal.
@@ -271,7 +271,7 @@ def test_a_flush_that_ends_after_settling_has_stopped_its_partition_is_not_heard
     writes = commit.take(wait=False)
     assert isinstance(writes, list)
     flush = commit.execute(writes)  # By the journal, which is sound.
-    disk.faults["sync", "/t/"] = errno.EIO
+    disk.faults["sync", "/t@"] = errno.EIO
     commit.complete_settling(commit.settle())
     commit.complete(flush)
     assert isinstance(heard[0], SyncFailed)

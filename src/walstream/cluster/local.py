@@ -30,7 +30,8 @@ from walstream.log.settings import TopicSettings
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
+"""Of the data directory. 2: a topic's id is part of its folder's name, which format 1 would take for a stranger."""
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 PARTITIONS_MAX = 10_000
 PRODUCER_ID_BLOCK = 1_000
@@ -138,7 +139,7 @@ class Catalogue:
             self._save_meta(meta)
             return meta
         meta = self._load("meta.json", _Meta)
-        if meta.format != FORMAT:
+        if not 1 <= meta.format <= FORMAT:
             raise CorruptLog(
                 f"The data directory has format {meta.format}; this walstream knows {FORMAT}.",
                 "Start the version of walstream that wrote it.",
@@ -148,6 +149,9 @@ class Catalogue:
                 f"The data directory belongs to node {meta.node_id}, the configuration says node {node_id}.",
                 "Set node.node_id to the first, or node.data to another folder.",
             )
+        if meta.format < FORMAT:
+            # Before any folder is renamed: an earlier version would remove what it does not know.
+            self._save_meta(msgspec.structs.replace(meta, format=FORMAT))
         return meta
 
     def _save_meta(self, meta: _Meta) -> None:

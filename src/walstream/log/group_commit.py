@@ -27,6 +27,7 @@ from typing import Protocol
 
 from walstream.errors import DiskFull, PartitionOffline, SyncFailed
 from walstream.log.disk import Buffer, Disk, File
+from walstream.log.folders import partition_name
 from walstream.log.journal import Journal, PartitionKey
 from walstream.log.segment import Segment
 
@@ -380,7 +381,7 @@ class GroupCommit:
 
 
 def _write_failure(error: OSError, segment: Segment) -> PartitionOffline:
-    where = f"{segment.path.parent.parent.name}-{segment.path.parent.name}"
+    where = partition_name(segment.path.parent)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(
             f"No space is left on the disk for {where}.",
@@ -396,7 +397,7 @@ def _sync_failure(error: OSError, segment: Segment) -> PartitionOffline:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _write_failure(error, segment)
     return SyncFailed(
-        f"fsync failed for {segment.path.parent.parent.name}-{segment.path.parent.name}: {error.strerror}.",
+        f"fsync failed for {partition_name(segment.path.parent)}: {error.strerror}.",
         "What it covered was not acknowledged. Check the disk, then restart the node; reads go on.",
     )
 

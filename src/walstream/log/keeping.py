@@ -55,6 +55,8 @@ class KeptLog(ReadableLog):
         """Whether the log is being cut, and takes nothing meanwhile."""
         self.is_beginning_anew = False
         """Whether a reset is under way: whatever is wrong with the files, they are about to go."""
+        self.is_discarded = False
+        """Whether the topic was deleted. The folder is in the trash, or will be behind all queued writes."""
         self._stamps = Stamps(shared.append_clock)
         self._after_release: list[Callable[[], None]] = []
 

@@ -41,7 +41,7 @@ class Opener:
             return Recovered.failed(self.disk, folder, saved, self.open_files, failure)
 
     def fresh(self, folder: Path) -> Recovered:
-        """Begin a new partition: what lies in its folder is a deleted topic's of the same name, and on its way out."""
+        """Return an empty partition. Its folder has the new topic's id in its name, so nothing can be in it."""
         segment = Segment(self.disk, folder, 0, self.open_files)
         segment.index = Index()
         return Recovered([segment], 0, 0, EpochMap(), ProducerStates(self.producers_max))

@@ -45,9 +45,6 @@ from walstream.log.truncation import Cutting, finish, forget_epochs
 RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets a segment may span; Kafka clients and tools count them in 32 bits."""
 
-TOPIC_FILE = "topic.id"
-"""Beside a topic's partitions: a folder whose id is not the catalogue's belongs to a topic that was deleted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -303,11 +300,8 @@ class PartitionLog(KeptLog):
         return segment
 
     def prepare(self) -> None:
-        """Make the folder, with the topic's id beside it, before the first write. Called on the flush thread."""
-        disk, identity = self._shared.disk, self.folder.parent / TOPIC_FILE
-        disk.make_directory(self.folder)
-        if disk.read(identity) is None:
-            disk.write(identity, str(self.key[0]).encode(), durable=True)
+        """Create the folder before the first write. Called on the flush thread."""
+        self._shared.disk.make_directory(self.folder)
 
     # ── what group commit reports ────────────────────────────────────────────────────────────────────────────────
 
@@ -342,8 +336,10 @@ class PartitionLog(KeptLog):
         """A write failed, and with it everything queued behind it.
 
         What was queued before a reset goes with it: the log takes writes when that is done, and nobody would hear of it
-        who was told that it takes none.
+        who was told that it takes none. Of a deleted topic nothing is reported: its files are expected to be missing.
         """
+        if self.is_discarded:
+            return
         self._shared.reported(self.name, error)
         if not self.is_beginning_anew:
             self.stop(error)
@@ -357,7 +353,11 @@ class PartitionLog(KeptLog):
             self.listener.went_offline(error)
 
     def discard(self, error: PartitionOffline) -> None:
-        """Take no more writes, because the topic is deleted: a flush that is under way has nothing to tell here."""
+        """Refuse writes from now on, because the topic is deleted. A running flush or truncation changes nothing here.
+
+        Background jobs may still reach the partition: its files are gone by then, and the jobs end silently.
+        """
+        self.is_discarded = True
         self.truncations += 1
         self.stop(error)
 

@@ -21,6 +21,7 @@ from walstream.log import truncation
 from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.disk import Disk
 from walstream.log.epochs import EpochMap
+from walstream.log.folders import partition_name
 from walstream.log.index import Index
 from walstream.log.journal import Redo
 from walstream.log.producers import ProducerStates
@@ -218,7 +219,7 @@ def _open_segments(disk: Disk, folder: Path, known: PartitionCheckpoint, open_fi
         del bases[0]
     if known.position and known.segment not in bases:
         raise CorruptLog(
-            f"{folder.parent.name}-{folder.name}: the segment at offset {known.segment} is gone.",
+            f"{partition_name(folder)}: the segment at offset {known.segment} is gone.",
             "Restore the folder from a copy; to go on without these records, delete the topic and create it again.",
         )
     segments = [

@@ -90,12 +90,12 @@ class Rounds:
     def _finished(self, work: Round, _: None, error: Exception | None) -> None:
         stats = work.stats
         log.info("compacted", partition=work.partition.name, read_bytes=stats.bytes_read, kept_bytes=stats.bytes_kept)
-        if error is not None:
+        if error is not None and not work.is_given_up:
             log.warning("compaction left files behind", partition=work.partition.name, error=str(error))
         self._over()
 
     def _end(self, work: Round, error: Exception | None) -> None:
         """End a round that changed nothing, and remove what it wrote."""
-        if error is not None:
+        if error is not None and not work.is_given_up:
             log.warning("compaction failed", partition=work.partition.name, error=str(error))
         self._driver.run(partial(self._cleaner.undo, work), lambda _, __: self._over())

@@ -25,6 +25,7 @@ from walstream.log import batch as batches
 from walstream.log.batch import OFFSET_MAX, BatchHeader
 from walstream.log.disk import Disk, File
 from walstream.log.finding import Place, find, headers_in, pieces, place_around_damage
+from walstream.log.folders import partition_name
 from walstream.log.index import INTERVAL_BYTES, Index
 
 OPEN_FILES_MAX = 512
@@ -85,7 +86,7 @@ class Segment:
         self.is_named = size > 0  # Whether the file's name in its folder is known to be durable.
 
     def __repr__(self) -> str:
-        return f"Segment({self.path.parent.name}@{self.base_offset}, {self.size} bytes)"
+        return f"Segment({self._name}@{self.base_offset}, {self.size} bytes)"
 
     @property
     def index_path(self) -> Path:
@@ -260,7 +261,7 @@ class Segment:
     @property
     def _name(self) -> str:
         """How people name the partition."""
-        return f"{self.path.parent.parent.name}-{self.path.parent.name}"
+        return partition_name(self.path.parent)
 
     def headers(
         self, position: int = 0, limit: int | None = None, *, strict: bool = False

@@ -11,6 +11,7 @@ write the checkpoint with it, drop the old journal. Only then may anything be ap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -33,6 +34,7 @@ from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
 from walstream.log.disk import Disk
 from walstream.log.driver import Driver
+from walstream.log.folders import rename_old_folders, topic_folder
 from walstream.log.group_commit import GroupCommit, Write
 from walstream.log.journal import PREPARED_BYTES, Journal, PartitionKey, Redo
 from walstream.log.opening import Opener
@@ -123,6 +125,7 @@ class LogStore:
 
     def _open(self) -> None:
         saved = self._saver.saved
+        rename_old_folders(self.disk, self._folder / "topics", self.catalogue.topics)
         self._trash.discard_strangers(self.catalogue.topics)
         redo = self._journal.recover()
         for topic in self.catalogue.topics.values():
@@ -171,7 +174,7 @@ class LogStore:
         self._add(topic, index, saved, found)
 
     def _folder_of(self, topic: Topic, index: int) -> Path:
-        return self._folder / "topics" / topic.name / str(index)
+        return self._folder / "topics" / topic_folder(topic) / str(index)
 
     def _add(self, topic: Topic, index: int, saved: PartitionCheckpoint | None, found: Recovered) -> None:
         settings, epoch = self.catalogue.settings(topic), None if self.replicated else self.epoch
@@ -266,7 +269,7 @@ class LogStore:
             for index in range(topic.partitions):
                 partition = self.partitions.pop((topic.name, index))
                 partition.discard(PartitionOffline(f"The topic {topic.name} was deleted."))
-            self.commit.run_between(lambda name=topic.name: self._discard(name))  # type: ignore[misc]
+            self.commit.run_between(partial(self._discard, topic_folder(topic)))
 
     def _discard(self, name: str) -> None:
         """On the flush thread: nobody writes to the folder any more."""
@@ -333,8 +336,9 @@ class LogStore:
         """
 
         def write() -> None:
-            segment.save_index()
-            self.disk.write(snapshot_path, snapshot, durable=False)
+            with suppress(FileNotFoundError):  # The topic was deleted meanwhile.
+                segment.save_index()
+                self.disk.write(snapshot_path, snapshot, durable=False)
 
         self._driver.run(write, partial(self._ended, "index not saved"))
         self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
@@ -453,7 +457,7 @@ class LogStore:
 
         def write_indexes() -> None:
             for path, data in indexes:
-                if self.disk.list(path.parent):
+                with suppress(FileNotFoundError):  # Nothing was written yet, or the topic was deleted meanwhile.
                     self.disk.write(path, data, durable=False)
 
         self._driver.run(write_indexes, partial(self._ended, "index not saved"))

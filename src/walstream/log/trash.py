@@ -1,7 +1,7 @@
 """Where the folders of deleted topics go: moved aside at once, removed when there is time.
 
-Owns which folders belong to nobody. A crash may come between the catalogue and a folder, so every start looks for
-folders whose topic is gone, or is another one of the same name (their `topic.id` says).
+A crash may come between the catalogue's change and the folder's, so every start removes the folders that belong to no
+topic of the catalogue. The topic's id is in the folder's name (see `folders`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from uuid import UUID
 
 from walstream.cluster.local import Topic
 from walstream.log.disk import Disk
-from walstream.log.partition_log import TOPIC_FILE
+from walstream.log.folders import topic_folder
 
 
 class Trash:
@@ -25,20 +25,19 @@ class Trash:
         self._new_id = new_id
 
     def discard_strangers(self, topics: Mapping[str, Topic]) -> None:
-        """Remove the folders of topics that were deleted, and what an earlier process had moved aside."""
+        """Remove the folders of deleted topics, and everything that an earlier process had moved aside."""
+        known = {topic_folder(topic) for topic in topics.values()}
         for name in self._disk.list(self._topics):
-            topic = topics.get(name)
-            identity = self._disk.read(self._topics / name / TOPIC_FILE)
-            if topic is None or (identity is not None and identity != str(topic.id).encode()):
+            if name not in known:
                 self.put(name)
         for name in self._disk.list(self._trash):
             self._disk.remove(self._trash / name)
 
-    def put(self, topic: str) -> Path:
-        """Move a topic's folder aside and return where it is now."""
+    def put(self, name: str) -> Path:
+        """Move the topic folder of this name aside and return its new path."""
         target = self._trash / self._new_id().hex
         try:
-            self._disk.rename(self._topics / topic, target)
+            self._disk.rename(self._topics / name, target)
             self._disk.sync_directory(self._topics)
         except FileNotFoundError:
             pass  # Nothing was ever written to it.

@@ -179,6 +179,8 @@ class Cutting:
     def _cut(self) -> None:
         """On the flush thread."""
         try:
+            if self._partition.is_discarded and self._partition.write_error is not None:
+                raise self._partition.write_error  # Nothing may create the folder of a deleted topic again.
             result = self._carry_out()
         except OSError as error:
             self._shared.post(partial(self._failed, _as_offline(self._partition.name, error)))
@@ -227,6 +229,9 @@ class Cutting:
 
     def _carried_out(self, cut: Cut, last: Segment, producers: ProducerStates) -> None:
         """On the event-loop thread: the log is the new one."""
+        if self._partition.is_discarded:
+            self._partition.release(self._done, self._partition.write_error)
+            return
         self._partition.cut_back(cut.end, last, producers, is_reset=cut.is_reset)
         self._shared.save_checkpoint(self._saved)
 

@@ -404,10 +404,11 @@ class SimNode(Serving):
         """
         saved = checkpoints.load(self.disk, FOLDER / "checkpoint.json")
         known = saved.partitions if saved is not None else {}
-        folders = {f"{log.topic}/{log.index}": known.get(key_text(log.key)) for log in self.store.partitions.values()}
+        partitions = self.store.partitions.values()
+        folders = {str(log.folder.relative_to(FOLDER)): known.get(key_text(log.key)) for log in partitions}
 
         def limit(path: str) -> int:
-            folder, _, name = path.removeprefix("data/topics/").rpartition("/")
+            folder, _, name = path.removeprefix("data/").rpartition("/")
             covered = folders.get(folder)
             if covered is None or not name.endswith(".log"):
                 return 0
