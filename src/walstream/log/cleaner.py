@@ -13,12 +13,17 @@ The steps of a round, so that a crash between any two of them is finished or und
 1. `execute` writes the successors as `<base>-<end>.clean` and syncs them; recovery removes such files;
 2. the caller saves a checkpoint with `gaps_below` raised: from here on a missing offset below it is not damage;
 3. `decide` renames them to `.swap`; from here on recovery would put them in place (`recovery.finish_swaps`);
-4. `install` lets readers see them; 5. `finish` gives them their names and removes what they replace.
+4. `install` lets readers see them; 5. `finish` removes what they replace and gives them their names.
+
+Up to `install` a round that fails is undone, after it the round is finished. `undo` and `finish` may fail, too: each
+continues where the last attempt stopped. Until one of them has succeeded, the caller starts no other round on the
+partition, does not truncate it, and removes none of its installed segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,11 +32,13 @@ from walstream.log.compaction import CleanStats, OffsetMap, clean
 from walstream.log.disk import Disk
 from walstream.log.index import Index
 from walstream.log.partition_log import PartitionLog
-from walstream.log.recovery import finish_swaps
 from walstream.log.retention import held_from
 from walstream.log.segment import OpenFiles, Segment
 
 WRITE_BYTES = 1024 * 1024
+
+CLEAN = ".clean"
+SWAP = ".swap"
 
 
 @dataclass(slots=True)
@@ -48,6 +55,8 @@ class Round:
     reached: int = 0
     is_given_up: bool = False
     """Set from outside: the node stops, or the topic is deleted."""
+    is_installed: bool = False
+    """Whether readers see the successors: such a round is finished, any other one is undone."""
     stats: CleanStats = field(default_factory=CleanStats)
 
 
@@ -57,7 +66,7 @@ class _Successor:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._segment.index = Index()
-        self._segment.path = segment.path.with_name(f"{segment.base_offset:020d}.clean")
+        self._segment.path = segment.path.with_name(f"{segment.base_offset:020d}{CLEAN}")
         self._file = segment.file_to_write()
         self._file.truncate(0)
         self._chunk: list[Buffer] = []
@@ -81,7 +90,7 @@ class _Successor:
         self._position += self._file.pwritev(self._chunk, self._position)
         self._chunk, self._chunk_bytes = [], 0
 
-    def seal(self, disk: Disk, segments: list[Segment]) -> tuple[list[Segment], Segment]:
+    def seal(self, segments: list[Segment]) -> tuple[list[Segment], Segment]:
         """Sync it under a name that tells what it replaces, and return both."""
         self._write()
         self._file.sync()
@@ -89,9 +98,7 @@ class _Successor:
         segment.durable_size = segment.synced_size = segment.size
         segment.created_ms, segment.sealed, segment.is_named = first.created_ms, True, True
         end = _end_of(self.replaced[-1], segments)
-        named = segment.path.with_name(f"{segment.base_offset:020d}-{end:020d}.clean")
-        disk.rename(segment.path, named)
-        segment.path = named
+        segment.rename(segment.path.with_name(f"{segment.base_offset:020d}-{end:020d}{CLEAN}"))
         return self.replaced, segment
 
 
@@ -131,30 +138,31 @@ class Cleaner:
     def execute(self, work: Round) -> None:
         """Write the successors of the segments. Blocks; runs beside the loop.
 
-        Raises CorruptLog at a damaged batch (nothing is put in place then), OSError if the disk refuses.
+        Raises CorruptLog at a damaged batch, OSError if the disk refuses: then the round is to be undone.
         """
         offsets = OffsetMap(work.cleaned_until, self._keys_max)
         for batch in _batches(work, work.segments, work.cleaned_until):
             if not offsets.add(batch):
                 break
         work.reached = offsets.end
-        try:
-            self._rewrite([segment for segment in work.segments if segment.base_offset < offsets.end], offsets, work)
-        except Exception:
-            self.undo(work)
-            raise
+        self._rewrite([segment for segment in work.segments if segment.base_offset < offsets.end], offsets, work)
 
     def undo(self, work: Round) -> None:
-        """Remove the successors that were written. Blocks."""
-        for _, successor in work.made:
-            self._disk.remove(successor.path)
+        """Remove the successors, also one that is not complete. Blocks; may be repeated after a failure."""
+        folder = work.partition.folder
+        for name in self._disk.list(folder):
+            if name.endswith(CLEAN):
+                self._disk.remove(folder / name)
+        swaps = [successor.path for _, successor in work.made if successor.path.suffix == SWAP]
+        for path in swaps:
+            self._disk.remove(path)
+        if swaps and self._disk.list(folder):
+            self._disk.sync_directory(folder)
 
     def decide(self, work: Round) -> None:
         """Make the successors the ones that count. Blocks; runs beside the loop."""
         for _, successor in work.made:
-            swap = successor.path.with_suffix(".swap")
-            self._disk.rename(successor.path, swap)
-            successor.path = swap
+            successor.rename(successor.path.with_suffix(SWAP))
         self._disk.sync_directory(work.partition.folder)
 
     def _rewrite(self, segments: list[Segment], offsets: OffsetMap, work: Round) -> None:
@@ -162,7 +170,7 @@ class Cleaner:
         partition, successor = work.partition, None
         for segment in segments:
             if successor is not None and successor.size + segment.size > partition.settings.segment_bytes:
-                work.made.append(successor.seal(self._disk, partition.segments))
+                work.made.append(successor.seal(partition.segments))
                 successor = None
             if successor is None:
                 successor = _Successor(Segment(self._disk, partition.folder, segment.base_offset, self._open_files))
@@ -177,25 +185,34 @@ class Cleaner:
             ):
                 successor.add(batch)
         if successor is not None:
-            work.made.append(successor.seal(self._disk, partition.segments))
+            work.made.append(successor.seal(partition.segments))
 
     def install(self, work: Round) -> None:
         """Let readers see the successors. On the event-loop thread."""
         partition = work.partition
         for group, successor in work.made:
             partition.replace(group, [successor])
+        work.is_installed = True
         partition.cleaned_until = max(partition.cleaned_until, work.reached)
         partition.tombstones_due_ms = work.stats.next_horizon_ms
 
     def finish(self, work: Round) -> None:
-        """Give the successors their names and remove what they replace. Blocks; runs beside the loop."""
-        for group, _ in work.made:
+        """Remove what the successors replace and give them their names. Blocks; may be repeated after a failure."""
+        folder = work.partition.folder
+        if not self._disk.list(folder):
+            return  # The topic was deleted.
+        left = [(group, successor) for group, successor in work.made if successor.path.suffix == SWAP]
+        for group, _ in left:
             for segment in group:
                 segment.remove(keeps_snapshot=segment is group[0])
-        finish_swaps(self._disk, work.partition.folder)
-        for _, successor in work.made:
-            successor.path = successor.path.with_name(f"{successor.base_offset:020d}.log")
-            successor.save_index()
+        # Durably: after a power cut, a new name without these removals would leave old segments beside the new one.
+        self._disk.sync_directory(folder)
+        for _, successor in left:
+            successor.rename(successor.path.with_name(f"{successor.base_offset:020d}.log"))
+        self._disk.sync_directory(folder)
+        with suppress(OSError):  # Without an index file the index is rebuilt from the segment.
+            for _, successor in work.made:
+                successor.save_index()
 
 
 def _batches(work: Round, segments: list[Segment], from_offset: int) -> Iterator[Buffer]:

@@ -52,7 +52,9 @@ class KeptLog(ReadableLog):
         self.folder = folder
         self.settings = settings
         self.is_held = False
-        """Whether the log is being cut, and takes nothing meanwhile."""
+        """Whether the log is being truncated, reset or reopened, and takes nothing meanwhile."""
+        self.is_reopening = False
+        """Whether recovery works on the files after a full disk."""
         self.is_beginning_anew = False
         """Whether a reset is under way: whatever is wrong with the files, they are about to go."""
         self.is_discarded = False
@@ -173,8 +175,10 @@ class KeptLog(ReadableLog):
         """
         if offset > self.high_watermark:
             raise OffsetOutOfRange(f"{self.name} ends at {self.high_watermark}; it cannot start at {offset}.")
-        if offset <= self.log_start:
-            return []
+        offset = max(offset, self.log_start)
+        is_needless = len(self.segments) < 2 or self.segments[1].base_offset > offset
+        if offset == self.log_start and is_needless:
+            return []  # Otherwise compaction has put a segment in the place of dropped ones.
         self.log_start = offset
         self.epochs.trim(offset)
         self.damaged = [(start, end) for start, end in self.damaged if end > offset]

@@ -40,7 +40,7 @@ from walstream.log.repair import Repairing
 from walstream.log.segment import Segment
 from walstream.log.settings import TopicSettings
 from walstream.log.surroundings import Done, Shared
-from walstream.log.truncation import Cutting, finish, forget_epochs
+from walstream.log.truncation import Cutting, as_offline, finish, forget_epochs
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets a segment may span; Kafka clients and tools count them in 32 bits."""
@@ -365,22 +365,42 @@ class PartitionLog(KeptLog):
         """Return the largest epoch not above `epoch` and where it ends, for clients that check for truncation."""
         return self.epochs.end_offset_for(epoch, self.high_watermark)
 
-    def come_back(self, recovered: Recovered) -> None:
-        """Begin again after a full disk. In a cluster without a role: what was queued, and perhaps sent, is gone."""
+    def begin_reopening(self) -> None:
+        """Take nothing, and do not change the log's end, until recovery has opened the files again."""
+        self.is_held = self.is_reopening = True
+
+    def end_reopening(self, recovered: Recovered | None) -> None:
+        """Begin again from what recovery found after a full disk; None: remain offline until the next attempt.
+
+        In a cluster the log has no role then: what was queued, and perhaps sent, is gone. The log start and the high
+        watermark may have moved since recovery began; they never go back.
+        """
+        self.is_reopening = False
+        if recovered is None:
+            self.release(lambda _: None, None)
+            return
+        log_start, high_watermark = self.log_start, self.high_watermark
         self._role_changes += 1
         self.truncations += 1
         self.is_leader = not self.replicated
         self.adopt(recovered)
-        if recovered.cut is not None:
-            self.is_held = True
-            self._shared.save_checkpoint(self._noted)
+        self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end))
+        self.advance_start(log_start)  # Who moved it removes the files.
         self._notify()
         if self.listener is not None:
             self.listener.came_back()
+        if recovered.cut is None:
+            self.release(lambda _: None, None)
+        else:
+            self._shared.save_checkpoint(self._noted)
 
     def _noted(self, error: Exception | None) -> None:
+        """The checkpoint no longer refers to anything above a truncation that recovery has finished."""
         if error is None:
             finish(self._shared, self, lambda _: None)
+        else:
+            self.failed(as_offline(self.name, error))
+            self.release(lambda _: None, None)
 
     # ── cutting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -390,6 +410,9 @@ class PartitionLog(KeptLog):
         Until `done` the log takes no appends. A batch that holds `to` goes as a whole, so `log_end` may be lower.
         Where nothing has to go at all, `done` is called at once.
         """
+        if self.is_reopening:
+            done(self.write_error)
+            return
         if self.is_held:
             self.after_release(partial(self.truncate, to, done))
             return

@@ -131,6 +131,7 @@ class ReadableLog:
             end = self._end_before_damage(offset, end)
         segments = self.segments  # Retention replaces the list, so a reader on another thread keeps a whole one.
         number = max(bisect_right(segments, offset, key=base_offset) - 1, 0)
+        segment = segments[number]
         try:
             while offset < end and number < len(segments):
                 segment = segments[number]
@@ -147,15 +148,23 @@ class ReadableLog:
         except CorruptLog as error:
             if cuts != self.truncations:
                 return memoryview(b"")  # The file was cut while it was read.
+            if self._was_replaced(segment):
+                return self._read_below(end, offset, bytes_max, cached=cached)
             first, stop = error.offsets or (offset, offset + 1)
             if number + 1 < len(segments):
                 stop = min(stop, segments[number + 1].base_offset)
             self.note_damage(first, stop, error)
             raise
         except FileNotFoundError:
+            if offset >= self.log_start and self._was_replaced(segment):
+                return self._read_below(end, offset, bytes_max, cached=cached)
             self.check_offset(offset)  # Retention has been here since.
             raise
         return memoryview(b"")
+
+    def _was_replaced(self, segment: Segment) -> bool:
+        """Tell whether compaction has put another segment in the place of one, and another file under its name."""
+        return not any(one is segment for one in self.segments)
 
     def _end_before_damage(self, offset: int, end: int) -> int:
         """Return where a read from `offset` must end; raises CorruptLog if it would begin in what is damaged.

@@ -248,6 +248,8 @@ def finish_swaps(disk: Disk, folder: Path) -> None:
             for other in disk.list(folder):
                 if _OF_A_SEGMENT.fullmatch(other) and base < int(other.partition(".")[0]) < end:
                     disk.remove(folder / other)
-            disk.rename(folder / name, folder / f"{base:020d}.log")
             disk.remove(folder / f"{base:020d}.index")
+            # Durably: after a power cut, the new name without these removals would leave old segments beside it.
+            disk.sync_directory(folder)
+            disk.rename(folder / name, folder / f"{base:020d}.log")
             disk.sync_directory(folder)

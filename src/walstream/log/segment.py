@@ -66,7 +66,7 @@ class Segment:
     """A file of batches from `base_offset` on."""
 
     __slots__ = (
-        "_disk", "_file", "_index", "_open_files", "_syncing", "base_offset", "created_ms",
+        "_disk", "_file", "_index", "_naming", "_open_files", "_syncing", "base_offset", "created_ms",
         "durable_size", "has_file", "is_named", "path", "sealed", "size", "synced_offset", "synced_size",
     )  # fmt: skip
 
@@ -76,6 +76,7 @@ class Segment:
         self._file: File | None = None
         self._index: Index | None = None
         self._syncing = Syncing()
+        self._naming = Lock()
         self.base_offset = base_offset
         self.path = folder / f"{base_offset:020d}.log"
         self.size = self.durable_size = self.synced_size = size
@@ -98,7 +99,8 @@ class Segment:
         """The open file."""
         file = self._file
         if file is None:
-            file = self._file = self._disk.open(self.path)
+            with self._naming:
+                file = self._file = self._disk.open(self.path)
         if self.sealed:
             self._open_files.touch(self)
         return file
@@ -109,6 +111,12 @@ class Segment:
             self._file = self._disk.open(self.path, create=True)
             self.has_file = True
         return self._file
+
+    def rename(self, path: Path) -> None:
+        """Move the file. A reader on another thread opens it under its old name or its new one."""
+        with self._naming:
+            self._disk.rename(self.path, path)
+            self.path = path
 
     def sync(self, file: File) -> None:
         """Make what was written to this segment's file durable. Blocks. Once it has failed, it fails for ever.

@@ -62,6 +62,13 @@ SETTLING_INTERVAL_MS = 5_000
 PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 """A producer silent for a day is forgotten; no client retries for so long."""
 
+Dropped = tuple[PartitionLog, list[Segment]]
+"""Segments that lie wholly below the start of their log."""
+
+
+def _nothing() -> None:
+    """Wait on the housekeeping thread for the jobs queued before."""
+
 
 class LogStore:
     """The partitions of a node."""
@@ -282,22 +289,38 @@ class LogStore:
 
     def delete_records(self, partition: PartitionLog, before: int, done: Callable[[Exception | None], None]) -> None:
         """Move the start of a log up; `done` once that is durable."""
-        self._drop(partition.advance_start(before), done)
+        self._drop([(partition, partition.advance_start(before))], done)
 
-    def _drop(self, segments: list[Segment], done: Callable[[Exception | None], None] | None = None) -> None:
+    def _drop(self, dropped: list[Dropped], done: Callable[[Exception | None], None] | None = None) -> None:
         """Remove segments below their log's start, after the checkpoint has the new start."""
 
-        def remove() -> None:
-            for segment in segments:
-                segment.remove()
-
         def saved(error: Exception | None) -> None:
-            if error is None and segments:
-                self._driver.run(remove, partial(self._ended, "segments kept"))
+            if error is None:
+                for partition, segments in dropped:
+                    self._remove_files(partition, segments)
             if done is not None:
                 done(error)
 
         self.save_checkpoint(saved)
+
+    def _remove_files(self, partition: PartitionLog, segments: list[Segment]) -> None:
+        """Remove dropped segments, once nothing else works on the files of their partition.
+
+        By then compaction or a reset may have given the name of a dropped segment to another one.
+        """
+        again = partial(self._remove_files, partition, segments)
+        if partition.is_held:
+            partition.after_release(again)
+        elif not self._rounds.is_finishing(partition, again):
+            in_use = {segment.path for segment in partition.segments}
+            gone = [segment for segment in segments if segment.path not in in_use]
+
+            def remove() -> None:
+                for segment in gone:
+                    segment.remove()
+
+            if gone:
+                self._driver.run(remove, partial(self._ended, "segments kept"))
 
     # ── what the partitions share ────────────────────────────────────────────────────────────────────────────────
 
@@ -322,8 +345,8 @@ class LogStore:
         self.commit.forget(key)
 
     def leave_alone(self, partition: ReadableLog, then: Callable[[], None]) -> None:
-        """Call back once compaction does not work on a partition."""
-        self._rounds.end_on(partition, then)
+        """Call back once neither compaction nor a job that was queued before works on the files of a partition."""
+        self._rounds.end_on(partition, lambda: self._driver.run(_nothing, lambda _, __: then()))
 
     def save_checkpoint(self, done: Done) -> None:
         """Make the state of all partitions durable, as it is now or later; `done` then."""
@@ -368,12 +391,13 @@ class LogStore:
             except PartitionOffline as error:
                 log.warning("append times not reserved", error=str(error))
         for partition in list(self.partitions.values()):
-            if isinstance(partition.write_error, DiskFull):
+            if isinstance(partition.write_error, DiskFull) and not partition.is_held:
                 self._reopen(partition)
         if self.commit.wants_settling and now_ms >= self._settling_due_ms:
             self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
             self.commit.ask_settling()
         self.scrub.tick()
+        self._rounds.retry()
         if now_ms >= self._checkpoint_due_ms:
             self._checkpoint_due_ms = now_ms + self._checkpoint_interval_ms
             self._periodic_checkpoint()
@@ -385,7 +409,7 @@ class LogStore:
     def enforce_retention(self) -> None:
         """Drop the segments that no topic's settings keep."""
         now_ms, silent_since_ms = self.now_ms(), self.monotonic_ms() - self._producer_expiry_ms
-        dropped: list[Segment] = []
+        dropped: list[Dropped] = []
         for partition in self.partitions.values():
             partition.producers.expire(silent_since_ms)
             if not partition.is_leader or partition.failure is not None:
@@ -398,11 +422,12 @@ class LogStore:
                 and is_expired(last, now_ms - settings.retention_ms)
             ):
                 partition.roll(now_ms)
-            dropped += partition.advance_start(
-                min(retained_from(partition.segments, settings, now_ms), partition.high_watermark)
-            )
+            start = min(retained_from(partition.segments, settings, now_ms), partition.high_watermark)
+            if segments := partition.advance_start(start):
+                dropped.append((partition, segments))
         if dropped:
-            log.info("retention", dropped_segments=len(dropped), dropped_bytes=sum(s.size for s in dropped))
+            sizes = [segment.size for _, segments in dropped for segment in segments]
+            log.info("retention", dropped_segments=len(sizes), dropped_bytes=sum(sizes))
             self._drop(dropped)
 
     def compact(self) -> None:
@@ -411,31 +436,42 @@ class LogStore:
 
     def _reopen(self, partition: PartitionLog) -> None:
         """Bring a partition back that met a full disk, if there is space now."""
-        if self.disk.free_bytes(self._folder) < FREE_BYTES_MIN:
+        if self.disk.free_bytes(self._folder) >= FREE_BYTES_MIN:
+            partition.begin_reopening()
+            self.leave_alone(partition, partial(self._recover, partition))
+
+    def _recover(self, partition: PartitionLog) -> None:
+        """Open the files of a partition again, which nothing else changes until `end_reopening`."""
+        if partition.is_discarded:
+            partition.end_reopening(None)
             return
         saved = partition.checkpoint()
 
         def work() -> None:
-            if self.commit.is_settling:
-                return  # It syncs the same files: of a sync that fails either this would hear, or that. Next time.
+            found: Recovered | None = None
             try:
-                redo = self._journal.read().get(partition.key, {})
-                found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
-                self.forget(partition.key)
+                # Settling syncs the same files: of a sync that fails either settling is told, or this. Next time.
+                if not self.commit.is_settling:
+                    redo = self._journal.read().get(partition.key, {})
+                    found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
+                    self.forget(partition.key)
             except (OSError, WalstreamError) as error:
+                found = None
                 partition.distrust_files()
                 log.warning("partition stays offline", partition=partition.name, error=str(error))
-            else:
-                self._driver.post(lambda: self._reopened(partition, found))
+            self._driver.post(partial(self._reopened, partition, found))
 
         # Behind every write that is still queued: they all fail, and none may come after the scan.
         self.commit.run_between(work)
 
-    def _reopened(self, partition: PartitionLog, found: Recovered) -> None:
-        if found.log_end < partition.durable_end:
+    def _reopened(self, partition: PartitionLog, found: Recovered | None) -> None:
+        if partition.is_discarded:
+            found = None
+        elif found is not None and found.log_end < partition.durable_end:
             self.reported(partition.name, CorruptLog(f"{partition.name} has lost offsets from {found.log_end} on."))
-        elif isinstance(partition.write_error, DiskFull):
-            partition.come_back(found)
+            found = None
+        partition.end_reopening(found)
+        if found is not None:
             log.info("partition back online", partition=partition.name, log_end=partition.log_end)
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -449,6 +485,8 @@ class LogStore:
         self.commit.ask_settling()
         indexes: list[tuple[Path, bytes]] = []
         for partition in self.partitions.values():
+            if partition.is_held:
+                continue  # The file of the segment is being truncated.
             segment, saved = partition.segments[-1], self._saver.saved.partition(partition.key)
             if saved is None or saved.offset != segment.synced_offset:
                 indexes.append((segment.index_path, segment.index.encode()))

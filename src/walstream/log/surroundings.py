@@ -71,7 +71,10 @@ class Shared(Protocol):
         """Void, durably, what the journal holds for a partition. Blocks; called on the flush thread."""
 
     def leave_alone(self, partition: ReadableLog, then: Callable[[], None]) -> None:
-        """Call back once compaction does not work on a partition; none begins there while it is held."""
+        """Call back once nothing works on a partition's files, neither compaction nor a job that was queued before.
+
+        No round of compaction begins there, and no segment is removed, while the partition is held.
+        """
 
     def save_checkpoint(self, done: Done) -> None:
         """Make the state of all partitions durable."""

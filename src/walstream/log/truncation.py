@@ -183,7 +183,7 @@ class Cutting:
                 raise self._partition.write_error  # Nothing may create the folder of a deleted topic again.
             result = self._carry_out()
         except OSError as error:
-            self._shared.post(partial(self._failed, _as_offline(self._partition.name, error)))
+            self._shared.post(partial(self._failed, as_offline(self._partition.name, error)))
         except WalstreamError as error:
             self._shared.post(partial(self._failed, error))
         else:
@@ -237,7 +237,7 @@ class Cutting:
 
     def _saved(self, error: Exception | None) -> None:
         if error is not None:
-            self._failed(_as_offline(self._partition.name, error))
+            self._failed(as_offline(self._partition.name, error))
             return
         finish(self._shared, self._partition, self._done)
 
@@ -257,7 +257,7 @@ def forget_epochs(shared: Shared, partition: PartitionLog, done: Done) -> None:
     """
 
     def saved(error: Exception | None) -> None:
-        failure = None if error is None else _as_offline(partition.name, error)
+        failure = None if error is None else as_offline(partition.name, error)
         if failure is not None and partition.write_error is None:
             partition.failed(failure)
         done(failure)
@@ -272,7 +272,7 @@ def finish(shared: Shared, partition: PartitionLog, done: Done) -> None:
     """Remove the announcement, now that the checkpoint is saved, and let the log take appends again."""
 
     def finished(_: None, error: Exception | None) -> None:
-        failure = None if error is None else _as_offline(partition.name, error)
+        failure = None if error is None else as_offline(partition.name, error)
         if failure is not None:
             partition.failed(failure)
         partition.release(done, failure)
@@ -281,7 +281,8 @@ def finish(shared: Shared, partition: PartitionLog, done: Done) -> None:
     shared.run(job, finished)
 
 
-def _as_offline(name: str, error: Exception) -> PartitionOffline:
+def as_offline(name: str, error: Exception) -> PartitionOffline:
+    """Return why a partition takes no writes after an error on the way to a truncated log."""
     if isinstance(error, PartitionOffline):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
