@@ -28,6 +28,7 @@ from kio.schema.metadata.v12 import request as metadata
 from node.running import Client, Connect, batch_of, running_node
 from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
+from walstream.node.driver import DOING, Replica
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.offsets import Committed
 from walstream.node.offsets_log import OFFSETS_TOPIC
@@ -37,7 +38,7 @@ from walstream.node.server import Node
 from walstream.ops.health import health
 from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
-from walstream.replication.effects import Report
+from walstream.replication.effects import Report, SetHighWatermark
 from walstream.replication.events import MetadataChanged
 
 NONE, NOT_LEADER, TIMED_OUT, NOT_COORDINATOR, NOT_ENOUGH, NOT_CONTROLLER = 0, 6, 7, 16, 19, 41
@@ -340,6 +341,35 @@ async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Con
         await until(lambda: in_sync(nodes[0], "t") == [1, 2], "the lost one is not in sync any more")
         assert (await produce(client, b"b", acks=-1))[0] == NOT_ENOUGH
         assert nodes[0].store.partition("t", 0).log_end == 1, "nothing was appended"
+
+
+async def test_a_replica_that_fails_takes_no_other_with_it(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its core believes in effects that were lost: it answers at once, and does not lead on."""
+    advance = DOING[SetHighWatermark]
+
+    def failing(replica: Replica, effect: SetHighWatermark) -> None:
+        if replica.partition.topic == "t" and replica.node_id == 1 and effect.offset == 2:
+            raise RuntimeError("a bug")
+        advance(replica, effect)
+
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        await create(client, nodes, "u")
+        assert (await produce(client, b"a", acks=-1))[0] == NONE
+        monkeypatch.setitem(DOING, SetHighWatermark, failing)
+        assert (await produce(client, b"b", acks=-1))[0] == NOT_LEADER
+        assert (await produce(client, b"c", acks=-1))[0] == NOT_LEADER
+        for number in range(5):
+            assert (await produce(client, b"d", acks=-1, topic=b"u"))[0] == NONE, number
+        _, document = health(nodes[0])
+        assert [one["partition"] for one in document["replication"]["quarantined"]] == ["t-0"]
+        assert document["replication"]["leaderless"] == ["t-0"]
+        assert nodes[0].placement.find(nodes[0].catalogue.topics["t"], 0).leader == -1
+        monkeypatch.undo()
+        assert nodes[0].store.partition("t", 0).high_watermark == 1, "an answer that was not given is not visible"
 
 
 async def test_a_follower_is_dialled_whatever_has_failed(

@@ -92,6 +92,9 @@ class Host(Protocol):
     def role_changed(self, replica: Replica) -> None:
         """Hear that the replica leads, or does not lead any more."""
 
+    def replica_failed(self, replica: Replica, error: Exception) -> None:
+        """The replica does nothing any more: the cluster must not take it for a leader."""
+
     def reported(self, replica: Replica, report: do.Report) -> None:
         """Count what the core reports."""
 
@@ -164,11 +167,32 @@ class Replica:
             while events:
                 for effect in manager.handle(events.popleft(), now_ms):
                     DOING[type(effect)](self, effect)
+        except Exception as error:
+            self._fail(error)
+            return
         finally:
             self._is_handling = False
         deadline_ms = self.manager.deadline_ms
         if deadline_ms < self.wake_ms:
             self._host.wake_at(self, deadline_ms)
+
+    def _fail(self, error: Exception) -> None:
+        """Take this replica out of service until the node is restarted; the others are served on.
+
+        The effects that were left are lost, so the core believes what did not happen: nothing it says can be trusted.
+        """
+        name = self.partition.name
+        log.error(
+            "replica failed", partition=name, error=repr(error), exc_info=error,
+            hint="The other partitions are served. Restart the node, and report this error.",
+        )  # fmt: skip
+        self.quarantined = f"The replica has failed: {error!r}. Restart the node."
+        self.is_settled = False
+        self.partition.stop_role()
+        self.close()
+        self.manager.role = None
+        self.partition.fail_waiters(NotLeader(f"The replica of {name} has failed on this node."))
+        self._host.replica_failed(self, error)
 
     def look(self) -> None:
         """Tell the core what has happened to the log since the last turn."""

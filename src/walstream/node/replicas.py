@@ -145,7 +145,7 @@ class Replicas:
         now_ms = self.clock_ms()
         for key, resigned_ms in list(self._resigned_ms.items()):
             replica = self.replicas.get(key)
-            if replica is None or replica.partition.is_leader:
+            if replica is None or replica.is_closed or replica.partition.is_leader:
                 del self._resigned_ms[key]
             elif now_ms - resigned_ms >= RETRY_MS and replica.partition.write_error is None:
                 self._resigned_ms[key] = now_ms
@@ -297,7 +297,7 @@ class Replicas:
                     self._copies.take(link, peer, message)
                 case _:
                     replica = replicas.get(message.partition)  # type: ignore[union-attr]
-                    if replica is not None:
+                    if replica is not None and not replica.is_closed:
                         replica.feed(Received(peer, message, is_outgoing))  # type: ignore[arg-type]
                     else:
                         link.refuse_unknown(message)  # type: ignore[arg-type]
@@ -379,6 +379,14 @@ class Replicas:
                 self._groups.lead()
             else:
                 self._groups.resign(NotCoordinator("Another node keeps the groups."))
+
+    def replica_failed(self, replica: Replica, error: Exception) -> None:  # noqa: ARG002 - the protocol's signature
+        """Resign for a replica that has failed."""
+        state = self.metadata.state(replica.key)
+        if state is not None and state.leader == self.node_id:
+            self.metadata.resign(replica.key, self.node_id, state.epoch)
+        self.role_changed(replica)
+        self.tell_soon()
 
     def reported(self, replica: Replica, report: Report) -> None:  # noqa: ARG002 - the protocol's signature
         """Count what the core reports."""

@@ -378,6 +378,10 @@ class SimNode(Serving):
     def role_changed(self, replica: Replica) -> None:
         """Hear that the replica leads, or does not lead any more."""
 
+    def replica_failed(self, replica: Replica, error: Exception) -> None:  # noqa: ARG002 - the protocol's signature
+        """End the run: here a failure is a finding."""
+        raise error
+
     def reported(self, replica: Replica, report: Report) -> None:
         """Hear what the core reports."""
         trace = self.cluster.trace
