@@ -25,6 +25,8 @@ from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 
 from node.running import Client, Connect, batch_of, running_node
 from walstream.cluster.local import NewTopic
+from walstream.errors import PartitionOffline
+from walstream.node.offsets import Committed
 from walstream.node.server import Node
 
 SECOND = timedelta(seconds=1)
@@ -141,6 +143,31 @@ async def test_delete_topics_by_name_and_by_id(tmp_path: Path, connect: Connect)
         rows = [(row.name, int(row.error_code)) for row in (await client.ask(request)).responses]
         assert rows == [("a", 0), ("b", 0), ("none", 3), (None, 100), ("a", 42)]
         assert set(node.catalogue.topics) == {"c"}
+
+
+@pytest.mark.parametrize("error", [PartitionOffline("The disk is gone."), RuntimeError("a bug")], ids=repr)
+async def test_a_topic_is_deleted_although_its_offsets_stay(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """An error, or a closed connection, would have the client believe that the topic is still there."""
+    async with running_node(tmp_path) as node:
+        topic_of(node, "a")
+        client = await connect(node)
+        committed = Committed(5, -1, "", node.now_ms(), topic_since=node.catalogue.topics["a"].since)
+        await node.groups.commit("g", {("a", 0): committed})
+        request = delete_v6.DeleteTopicsRequest(
+            topics=(delete_v6.DeleteTopicState(name="a", topic_id=None),), timeout=SECOND
+        )
+
+        async def failing() -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.groups, "forget_deleted_topics", failing)
+            assert [int(row.error_code) for row in (await client.ask(request)).responses] == [0]
+        assert node.groups.committed("g") == {}
+        await node.groups.upkeep()
+        assert "g" not in node.groups.table, "tried again by the upkeep"
 
 
 async def test_metadata_creates_only_what_it_may(tmp_path: Path, connect: Connect) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from walstream import logs
 from walstream.cluster.local import NewTopic, Topic
 from walstream.errors import (
     InvalidPartitions,
@@ -25,6 +26,8 @@ from walstream.node.api.leading import check_leader
 from walstream.node.context import Context
 from walstream.node.placement import ANY_FACTOR
 from walstream.node.wire import NO_UUID, Message, Reply
+
+log = logs.get(__name__)
 
 DYNAMIC_TOPIC_CONFIG, DEFAULT_CONFIG = 1, 5
 TO_THE_END = -1
@@ -142,7 +145,11 @@ async def delete_topics(context: Context, request: Message) -> Reply:
             replies.append({"name": topic.name, "topic_id": topic.id})
     if found:
         context.node.store.delete_topics(list(found))
-        await context.node.groups.forget_deleted_topics()
+        try:
+            await context.node.groups.forget_deleted_topics()
+        except Exception as error:
+            # The topics are deleted and their offsets are served to nobody; the upkeep of the groups tries again.
+            log.warning("offsets of deleted topics kept", topics=list(found), error=str(error) or repr(error))
     return {"responses": replies}
 
 
