@@ -26,8 +26,10 @@ from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v12 import request as metadata
 
 from node.running import Client, Connect, batch_of, running_node
+from walstream.cluster.local import NewTopic
 from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
+from walstream.log.checkpoint import key_text
 from walstream.node.driver import DOING, Replica
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.offsets import Committed
@@ -40,6 +42,7 @@ from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
 from walstream.replication.effects import Report, SetHighWatermark
 from walstream.replication.events import MetadataChanged
+from walstream.replication.wire.version_1_push import PushPlan
 
 NONE, NOT_LEADER, TIMED_OUT, NOT_COORDINATOR, NOT_ENOUGH, NOT_CONTROLLER = 0, 6, 7, 16, 19, 41
 FAST = {
@@ -370,6 +373,57 @@ async def test_a_replica_that_fails_takes_no_other_with_it(
         assert nodes[0].placement.find(nodes[0].catalogue.topics["t"], 0).leader == -1
         monkeypatch.undo()
         assert nodes[0].store.partition("t", 0).high_watermark == 1, "an answer that was not given is not visible"
+
+
+async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, connect: Connect) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes, "kept")
+        for _ in range(3):
+            await create(client, nodes)
+            key = nodes[0].store.partition("t", 0).key
+            assert (await produce(client, b"a", acks=-1))[0] == NONE
+            await until(
+                lambda key=key: all(node.replicas.telling.in_sync(key) for node in nodes[1:]),  # type: ignore[misc]
+                "the leader has reported who is in sync",
+            )
+            assert nodes[0].replicas is not None
+            nodes[0].replicas._raised_ms[key] = 0
+            for node in nodes:
+                assert node.replicas is not None
+                node.replicas._pushing._plans.setdefault(7, PushPlan(1)).begin(key, 0)
+            nodes[0].store.delete_topics(["t"])
+            await until(lambda: not any("t" in node.catalogue.topics for node in nodes), "every node knows")
+        # Deleted while its epoch is being saved.
+        nodes[0].store.create_topics([NewTopic("u", 1, {}, (1, 2, 3))])
+        await asyncio.sleep(0)
+        nodes[0].store.delete_topics(["u"])
+        await until(lambda: not any("u" in node.catalogue.topics for node in nodes), "every node knows")
+        await create(client, nodes, "last")
+        current = {key_text((topic.id, 0)) for topic in nodes[0].catalogue.topics.values()}
+        for node in nodes:
+            replicas = node.replicas
+            assert replicas is not None
+            metadata = replicas.metadata
+            kept = [
+                *replicas.replicas,
+                *replicas._raised_ms,
+                *metadata._states,
+                *metadata._watchers,
+                *metadata._unsaved,
+            ]
+            kept += [key for plan in replicas._pushing._plans.values() for key in plan._positions]
+            assert {key_text(key) for key in kept} <= current
+            assert set(replicas.telling._in_sync) | set(replicas.telling._leading) <= current
+            await until(
+                lambda node=node: saved(node) <= current,  # type: ignore[misc]
+                "the file has lost them with the last change",
+            )
+
+
+def saved(node: Node) -> set[str]:
+    """The partitions whose records a node has on its disk."""
+    return set(json.loads((Path(node.config.node.data) / "replication.json").read_bytes())["partitions"])
 
 
 async def test_a_follower_is_dialled_whatever_has_failed(

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
 
 from walstream import logs
 from walstream.cluster.local import NewTopic, Topic
@@ -87,6 +88,7 @@ class Replicas:
         self._raised_ms: dict[PartitionKey, int] = {}
         self._resigned_ms: dict[PartitionKey, int] = {}
         self._opening: set[PartitionKey] = set()
+        self._topic_ids: set[UUID] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self.clock_ms = turns.clock_ms
@@ -169,6 +171,7 @@ class Replicas:
         for key in gone:
             self.replicas.pop(key).close()
         self.metadata.forget(gone)
+        self._forget_deleted()
         self._tell()  # Before anything is said about the new partitions.
         new = [one for key, one in held.items() if key not in self.replicas and key not in self._opening]
         self._opening |= {partition.key for partition in new}
@@ -177,6 +180,15 @@ class Replicas:
             self.metadata.set_min_isr(key, min_isr_of(self._topic_of(partition), partition.settings))
         self._dial()
         self.tell_soon()
+
+    def _forget_deleted(self) -> None:
+        """Drop what is kept by topic, beside the replicas, for topics that were deleted."""
+        current = set(self.store.catalogue.by_id)
+        deleted, self._topic_ids = self._topic_ids - current, current
+        if deleted:
+            self._raised_ms = {key: ms for key, ms in self._raised_ms.items() if key[0] not in deleted}
+            self.telling.forget_topics(deleted)
+            self._pushing.forget_topics(deleted)
 
     def _topic_of(self, partition: PartitionLog) -> Topic:
         return self.store.catalogue.topics[partition.topic]
@@ -192,6 +204,8 @@ class Replicas:
         for partition in new:
             if self.store.partitions.get((partition.topic, partition.index)) is partition and not self._is_stopped:
                 self._begin(partition)
+            else:
+                self.metadata.forget([partition.key])  # Deleted meanwhile.
 
     def _found(self, partition: PartitionLog) -> Opening:
         topic = self._topic_of(partition)

@@ -12,8 +12,9 @@ partitions older than its own folder knows that its disk was changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from walstream import logs
 from walstream.cluster.static import Told, decode_told, encode_told
@@ -126,6 +127,10 @@ class Telling:
             self._joined()
         if version > catalogue.version:
             self._store.take_over(version, told.topics)
+
+    def forget_topics(self, deleted: Container[UUID]) -> None:
+        """Drop what leaders reported about topics that were deleted."""
+        self._in_sync = {name: known for name, known in self._in_sync.items() if UUID(name[:36]) not in deleted}
 
     def in_sync(self, key: PartitionKey) -> tuple[int, list[int]] | None:
         """Return epoch and in-sync replicas as the partition's leader last told them."""

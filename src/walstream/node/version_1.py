@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 from walstream import logs
 from walstream.errors import FencedLeaderEpoch, LinkRefused, PartitionUnknown, WalstreamError
@@ -76,6 +77,11 @@ class Pushing:
         task = self._tasks.pop(link, None)
         if task is not None:
             task.cancel()
+
+    def forget_topics(self, deleted: Container[UUID]) -> None:
+        """Drop the positions in topics that were deleted."""
+        for plan in self._plans.values():
+            plan.forget(deleted)
 
     async def _push(self, link: PeerLink, follower: NodeId, plan: PushPlan) -> None:
         try:

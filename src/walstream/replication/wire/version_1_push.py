@@ -9,7 +9,9 @@ they are read from the log when it is its turn.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
+from uuid import UUID
 
 from walstream.cluster.metadata import PartitionKey
 
@@ -36,6 +38,10 @@ class PushPlan:
     def begin(self, partition: PartitionKey, high_watermark: int) -> None:
         """Note a partition that is there when the follower is first seen: it is pushed what is committed after that."""
         self._positions.setdefault(partition, high_watermark)
+
+    def forget(self, topics: Container[UUID]) -> None:
+        """Drop the positions in topics that were deleted."""
+        self._positions = {key: offset for key, offset in self._positions.items() if key[0] not in topics}
 
     def next(self, partition: PartitionKey, log_start: int, high_watermark: int) -> Push:
         """Say what to push next, and what was given up."""
