@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import aiokafka
+import kafka
 import pytest
 from confluent_kafka import KafkaException
 
+from walstream.log.batch import walk
+from walstream.log.records import Record, build_batch
 from walstream.node.process import NodeProcess
 
 from .bare import Bare, one_record
@@ -106,6 +111,70 @@ def test_compaction_keeps_the_last_of_each_key(busy_node: NodeProcess, topic: st
     assert {message.key(): message.value() for message in read_messages(busy_node.address, topic)} == {
         key: message.value() for key, message in last.items()
     }
+
+
+def read_in_steps(client: str, address: str, topic: str, bytes_max: int) -> list[bytes | None]:
+    """Read a topic to its end with a client that asks for so many bytes at a time; return the values."""
+    if client == "librdkafka":
+        settings = {"fetch.message.max.bytes": bytes_max}
+        return [message.value() for message in read_messages(address, topic, **settings)]
+    if client == "kafka-python":
+        consumer = kafka.KafkaConsumer(bootstrap_servers=address, group_id=None, max_partition_fetch_bytes=bytes_max)
+        try:
+            at = kafka.TopicPartition(topic, 0)
+            consumer.assign([at])
+            consumer.seek_to_beginning(at)
+            end, values = consumer.end_offsets([at])[at], []
+            deadline = time.monotonic() + 30
+            while consumer.position(at) < end:
+                assert time.monotonic() < deadline, f"stays at {consumer.position(at)}"
+                values += [record.value for record in consumer.poll(1000).get(at, ())]
+            return values
+        finally:
+            consumer.close()
+
+    async def run() -> list[bytes | None]:
+        at = aiokafka.TopicPartition(topic, 0)
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=address, max_partition_fetch_bytes=bytes_max)
+        await consumer.start()
+        try:
+            consumer.assign([at])
+            await consumer.seek_to_beginning(at)
+            end, values = (await consumer.end_offsets([at]))[at], []
+            while await consumer.position(at) < end:
+                values += [record.value for record in (await consumer.getmany(at, timeout_ms=500)).get(at, ())]
+            return values
+        finally:
+            await consumer.stop()
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "kafka-python", "aiokafka"])
+def test_clients_read_past_the_last_batches_of_producers_that_compaction_emptied(
+    busy_node: NodeProcess, topic: str, client: str
+) -> None:
+    address, producers = busy_node.address, 40
+    create_topic(address, topic, cleanup_policy="compact", segment_bytes=4096, min_cleanable_dirty_ratio=0.01)
+    with Bare(address) as connection:
+        for number in range(producers):
+            record = Record(0, int(time.time() * 1000), b"k", bytes(200))
+            sequence = {"producer_id": 1_000 + number, "producer_epoch": 0, "base_sequence": 0}
+            assert connection.produce(topic, bytes(build_batch([record], **sequence))).error == 0
+        for number in range(12):
+            connection.produce(topic, one_record(bytes(1000), b"k" if number == 0 else f"filler {number}".encode()))
+
+        def emptied() -> int:
+            offset, count = 0, 0
+            while records := connection.fetch(topic, offset).records:
+                for _, header in walk(records):
+                    count += header.record_count == 0
+                    offset = header.next_offset
+            return count
+
+        wait_for(lambda: emptied() == producers, "the last batch of each producer is empty", timeout_s=30)
+    for bytes_max in (1 << 20, 1_000, 1):
+        assert read_in_steps(client, address, topic, bytes_max) == [bytes(1000)] * 12, bytes_max
 
 
 def test_a_compacted_topic_takes_no_record_without_key(node: NodeProcess, topic: str) -> None:

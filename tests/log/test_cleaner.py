@@ -3,7 +3,7 @@ import random
 import pytest
 
 from log.rig import Rig
-from walstream.log import truncation
+from walstream.log import times, truncation
 from walstream.log.batch import walk
 from walstream.log.records import iter_records
 
@@ -222,3 +222,113 @@ def test_no_gap_is_expected_above_a_truncation_that_recovery_finishes(tmp_path):
     again = rig.again(replicated=True).store.partition("t", 0)
     assert again.gaps_below <= again.log_end <= 10
     assert again.cleaned_until <= again.log_end
+
+
+def producer(number, sequence=0):
+    return {"producer_id": number, "producer_epoch": 0, "base_sequence": sequence}
+
+
+def headers(partition):
+    return [header for segment in partition.segments for _, header in segment.headers()]
+
+
+def last_of(partition, number):
+    return [header for header in headers(partition) if header.producer_id == number][-1]
+
+
+def copied(rig, partition):
+    """Copy a leader's log to a new replica, and let that lead."""
+    copy = compacted(rig)
+    copy.become_follower(1, lambda error: None)
+    while copy.log_end < partition.durable_end:
+        chunk = partition.read_replica_blocking(copy.log_end, 4096)
+        copy.append_replicated(chunk.buffers, offset=copy.log_end, now_ms=rig.now_ms)
+        rig.driver.flush()
+    copy.become_leader(2, lambda error: None)
+    rig.driver.flush()
+    return copy
+
+
+def test_a_replica_of_a_compacted_log_knows_each_producers_last_batch(tmp_path):
+    rig = Rig(tmp_path / "leader", replicated=True)
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    for sequence in range(3):
+        for number in range(5):
+            rig.write(partition, f"{number}-{sequence}", keys=["k"], **producer(number, sequence))
+    fill(rig, partition, 100, keys=1)
+    rig.write(partition, "newest", keys=["k"])
+    fill(rig, partition, 50)
+    partition.advance_high_watermark(partition.log_end)
+    expected = table(partition)[0]
+    settle(rig)
+    kept = [header for header in headers(partition) if header.producer_id >= 0]
+    assert [header.record_count for header in kept] == [0] * 5, "of each producer the last header is left"
+    assert table(partition)[0] == expected
+    copy_rig = Rig(tmp_path / "copy", replicated=True)
+    for log_rig, log in ((rig, partition), (copy_rig, copied(copy_rig, partition))):
+        end = log.log_end
+        for number in range(5):
+            appended = log_rig.append(log, f"{number}-2", keys=["k"], **producer(number, 2))
+            assert appended.base_offset == 10 + number, "a retry is answered with where the batch was"
+        assert log.log_end == end
+    again = rig.again(replicated=True).store.partition("t", 0)
+    assert all(number in again.producers for number in range(5))
+
+
+def test_an_empty_batch_goes_when_its_producer_has_a_later_one(rig):
+    partition = compacted(rig)
+    rig.write(partition, "first", keys=["k"], **producer(7))
+    fill(rig, partition, 100, keys=1)
+    rig.write(partition, "last", keys=["k"])
+    fill(rig, partition, 50)
+    settle(rig)
+    assert last_of(partition, 7).base_offset == 0
+    rig.write(partition, "second", keys=["other"], **producer(7, 1))
+    fill(rig, partition, 100)
+    expected = table(partition)[0]
+    settle(rig)
+    assert [header.base_offset for header in headers(partition) if header.producer_id == 7] == [152]
+    for log in (partition, rig.again().store.partition("t", 0)):
+        assert table(log)[0] == expected
+        assert log.damaged == []
+
+
+def test_the_last_committed_batch_of_a_producer_stays_although_it_has_later_ones(tmp_path):
+    rig = Rig(tmp_path, replicated=True)
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    rig.write(partition, "committed", keys=["k"], **producer(7))
+    fill(rig, partition, 100, keys=1)
+    end = partition.log_end
+    for sequence in range(1, 8):
+        rig.write(partition, "uncommitted", keys=["k"], **producer(7, sequence))
+    fill(rig, partition, 100)
+    partition.advance_high_watermark(end)
+    settle(rig)
+    assert partition.cleaned_until > 0
+    follow_and_truncate(rig, partition, end)
+    again = rig.again(replicated=True).store.partition("t", 0)
+    for log in (partition, again):
+        assert last_of(log, 7).base_offset == 0
+
+
+def test_an_empty_batch_has_no_time_that_is_looked_for(rig):
+    partition = rig.topic(
+        cleanup_policy="compact",
+        segment_bytes="2048",
+        min_cleanable_dirty_ratio="0",
+        message_timestamp_type="LogAppendTime",
+    )
+    rig.write(partition, "kept", keys=["kept"])
+    rig.now_ms += 1000
+    rig.write(partition, "emptied", keys=["k"], **producer(7))
+    latest = rig.now_ms
+    fill(rig, partition, 100, keys=1)
+    rig.write(partition, "last", keys=["k"])
+    fill(rig, partition, 50)
+    settle(rig)
+    assert last_of(partition, 7).record_count == 0
+    assert partition.max_timestamp() is not None
+    assert partition.offset_for_time(latest) is not None
+    assert times.max_timestamp(partition.segments, 0, 2) == (0, latest - 1000)

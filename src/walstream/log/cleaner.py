@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from walstream.log.batch import Buffer, parse_header
+from walstream.log.batch import BatchHeader, Buffer, parse_header
 from walstream.log.compaction import CleanStats, OffsetMap, clean
 from walstream.log.disk import Disk
 from walstream.log.index import Index
@@ -50,6 +50,8 @@ class Round:
     cleaned_until: int
     log_end: int
     now_ms: int
+    last_batches: dict[int, int]
+    """By producer the base offset of its last committed batch: its header stays, or its retry would look new."""
     made: list[tuple[list[Segment], Segment]] = field(default_factory=list)
     """(the segments replaced, their successor), from the start of the log upwards."""
     reached: int = 0
@@ -58,6 +60,11 @@ class Round:
     is_installed: bool = False
     """Whether readers see the successors: such a round is finished, any other one is undone."""
     stats: CleanStats = field(default_factory=CleanStats)
+
+    def keeps_header(self, header: BatchHeader) -> bool:
+        """Tell whether a batch without records is the last one of a producer that is still remembered."""
+        last = self.last_batches.get(header.producer_id)
+        return last is not None and header.base_offset >= last
 
 
 class _Successor:
@@ -133,7 +140,9 @@ class Cleaner:
         tombstones_due = due_ms is not None and due_ms <= now_ms
         if not total or ((dirty == 0 or dirty / total < settings.min_dirty_ratio) and not tombstones_due):
             return None
-        return Round(partition, segments, partition.cleaned_until, partition.high_watermark, now_ms)
+        log_end = partition.high_watermark
+        last_batches = partition.producers.last_offsets(log_end)
+        return Round(partition, segments, partition.cleaned_until, log_end, now_ms, last_batches)
 
     def execute(self, work: Round) -> None:
         """Write the successors of the segments. Blocks; runs beside the loop.
@@ -181,6 +190,7 @@ class Cleaner:
                 now_ms=work.now_ms,
                 delete_retention_ms=partition.settings.delete_retention_ms,
                 log_end=work.log_end,
+                keeps_header=work.keeps_header,
                 stats=work.stats,
             ):
                 successor.add(batch)

@@ -152,6 +152,16 @@ class ProducerStates:
             del self._producers[producer_id]
         return len(expired)
 
+    def last_offsets(self, below: int) -> dict[int, int]:
+        """Return where each producer's last batch below an offset begins; -1 where all that are remembered are above.
+
+        From it a replica that copies the log learns of the producer.
+        """
+        return {
+            producer_id: max((batch.base_offset for batch in producer.batches if batch.base_offset < below), default=-1)
+            for producer_id, producer in self._producers.items()
+        }
+
     def snapshot(self, below: int | None = None) -> list[list[Any]]:
         """Return what the log says below an offset, or all of it, the producer silent for longest first.
 

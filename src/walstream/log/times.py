@@ -35,13 +35,13 @@ def max_timestamp(segments: Sequence[Segment], start: int, end: int) -> tuple[in
     found = offset_for_time(segments, largest, start, end)
     if found is not None:
         return found
-    # The index speaks of a record that is trimmed, cut off or not visible yet: look at what is in between.
+    # The index speaks of a record that is trimmed, truncated, compacted or not visible yet: look at the rest.
     largest = max(
         (
             header.max_timestamp
             for segment in segments
             for _, header in segment.headers(0, segment.durable_size)
-            if start <= header.base_offset < end
+            if start <= header.base_offset < end and header.record_count
         ),
         default=-1,
     )
