@@ -40,9 +40,9 @@ class Authority:
         """Sign a certificate for a client; `names` are its alternative names, as `DNS:…,email:…`."""
         return self._sign(label, subject, f"subjectAltName={names}" if names else "", "clientAuth")
 
-    def peer(self, label: str) -> Pair:
+    def peer(self, label: str, names: str = "DNS:localhost,IP:127.0.0.1") -> Pair:
         """Sign a certificate for a node, which is a server to some and a client to others."""
-        return self._sign(label, "/CN=node", "subjectAltName=DNS:localhost,IP:127.0.0.1", "serverAuth,clientAuth")
+        return self._sign(label, "/CN=node", f"subjectAltName={names}", "serverAuth,clientAuth")
 
     def _sign(self, label: str, subject: str, names: str, usage: str) -> Pair:
         pair = Pair(str(self._folder / f"{label}.pem"), str(self._folder / f"{label}.key"))

@@ -240,12 +240,16 @@ def test_whoever_changes_a_word_of_the_handshake_breaks_it(place: int) -> None:
     assert pair.follower.peer is None
 
 
-def test_a_certificate_of_another_node() -> None:
-    tls = {"authentication": Authentication.TLS}
-    own = Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certifies=lambda node_id: node_id == 1).run()
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_certificate_of_another_node(version: int) -> None:
+    tls = {"authentication": Authentication.TLS, "takes_version_1": True}
+    leader, follower = replace(LEADER, **tls), replace(FOLLOWER, **tls)
+    own = Pair(leader, follower, version=version, certifies=lambda node_id: node_id == 1).run()
     assert own.follower.peer is not None
-    pair = Pair(replace(LEADER, **tls), replace(FOLLOWER, **tls), certifies=lambda node_id: node_id == 7).run()
+    pair = Pair(leader, follower, version=version, certifies=lambda node_id: node_id == 7).run()
     assert isinstance(closed(pair.at_follower), LinkRefused)
+    assert pair.follower.peer is None
+    assert pair.leader.peer is None
 
 
 @pytest.mark.parametrize("version", [0, 3, 0x4745])
