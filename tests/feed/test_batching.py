@@ -159,7 +159,11 @@ def test_equal_filters_share_what_was_cut() -> None:
     assert again.slices[0].response(NONE) is first.slices[0].response(NONE)
     assert shared.cut(frame, Filter(None, b"walstream:", ()), Limits(2)) is not first
     assert shared.cut(frame, Filter(None, b"", ()), Limits(3)) is not first
-    assert (shared.hits, shared.misses) == (1, 3)
+    assert shared.cut(frame, Filter(b"acme", b"", ()), Limits(2)) is not first
+    assert shared.cut(frame, Filter(None, b"", ("t",)), Limits(2)) is not first
+    assert shared.cut(frame, Filter(None, b"", ()), Limits(2, keeps_lsns=True)) is not first
+    assert shared.cut(frame_of(entries(5)), Filter(None, b"", ()), Limits(2)) is not first
+    assert (shared.hits, shared.misses) == (1, 7)
 
 
 def test_what_is_shared_is_bounded() -> None:

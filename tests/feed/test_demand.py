@@ -52,3 +52,72 @@ def test_credit_costs_no_more_than_it_says() -> None:
 def test_a_tenant_has_its_own_filter_whatever_it_asks_for() -> None:
     for request in ({}, {"tenant_filter": "acme"}, {"key_prefix_filter": "walstream:other:"}, {"topics": ["*"]}):
         assert demand(**request).entries.tenant == b"acme"
+
+
+ADMIN = Identity("root", "admin", "", 0.0)
+ROWS, WHOLE = wal_pb2.RECORDS, wal_pb2.TRANSACTIONS
+CHOSEN = {"tenant_filter": "acme", "key_prefix_filter": "k", "topics": ["a", "b"], "framing": WHOLE, "capture": "shop"}
+
+
+def choice(identity: Identity = ADMIN, **request: object) -> str:
+    return Demand.of(wal_pb2.SubscribeRequest(**request), identity, FeedConfig()).choice  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant_filter": "globex"},
+        {"tenant_filter": ""},
+        {"key_prefix_filter": "kk"},
+        {"key_prefix_filter": ""},
+        {"topics": ["a", "c"]},
+        {"topics": ["a"]},
+        {"topics": ["a", "b", "c"]},
+        {"topics": ["ab"]},
+        {"topics": ["a b"]},
+        {"topics": ["a*", "b"]},
+        {"topics": []},
+        {"framing": ROWS},
+        {"capture": "billing"},
+        {"capture": ""},
+    ],
+    ids=str,
+)
+def test_each_thing_that_decides_about_entries_is_part_of_the_choice(other: dict[str, object]) -> None:
+    assert choice(**(CHOSEN | other)) != choice(**CHOSEN)
+
+
+def test_the_tenant_of_the_token_is_part_of_the_choice() -> None:
+    acme, globex = (Identity("ann", "replication", tenant, 0.0) for tenant in ("acme", "globex"))
+    assert choice(acme) != choice(globex)
+    assert choice(acme) == choice(acme, tenant_filter="acme"), "the token chooses the tenant either way"
+    assert choice(ADMIN, tenant_filter="acme") == choice(acme)
+
+
+def test_a_text_does_not_count_for_another_field() -> None:
+    chosen = [{"tenant_filter": "x"}, {"key_prefix_filter": "x"}, {"topics": ["x"]}, {"capture": "x"}]
+    assert len({choice(**one) for one in ({}, *chosen)}) == 5
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"topics": ["b", "a"]},
+        {"topics": ["a", "b", "a", ""]},
+        {"start_lsn": "oldest"},
+        {"subscriber_id": "another"},
+        {"batch_size_hint": 7},
+        {"credit_entries": 7},
+        {"message_bytes_max": 8_192},
+        {"accept_compression": [wal_pb2.ZSTD]},
+        {"accept_watermarks": True},
+    ],
+    ids=str,
+)
+def test_what_does_not_decide_about_entries_is_no_part_of_the_choice(same: dict[str, object]) -> None:
+    assert choice(**(CHOSEN | same)) == choice(**CHOSEN)
+
+
+def test_a_choice_is_the_same_in_every_process() -> None:
+    """It is kept in the log: another process, or another feed, compares it with its own."""
+    assert choice(**CHOSEN) == "0fa76ef758b9d5560b3a52e0"
