@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from walstream.log.index import INTERVAL_BYTES, RECENT_MAX, Index
 
 BATCHES = st.lists(st.tuples(st.integers(1, 5), st.integers(61, 9_000)), min_size=1, max_size=60)
 """How many offsets, and how many bytes."""
+
+
+TIMES = st.lists(st.integers(1_000, 1_004), min_size=1, max_size=60)
+"""Of batches: few different ones, so that many are equal and some go back."""
 
 
 def noted(batches: list[tuple[int, int]]) -> tuple[Index, list[int], list[int]]:
@@ -55,3 +59,32 @@ def test_it_reads_back_from_its_file() -> None:
     assert again.covered == index.covered
     assert again.row_for_offset(offsets[10]) == index.row_for_offset(offsets[10])
     assert Index.decode(index.encode()[:-1]) is None
+
+
+@given(TIMES, st.sampled_from([1_000, 5_000, INTERVAL_BYTES, 20_000]))
+@example([1_001, 1_001, 1_001, 1_002, 1_002], INTERVAL_BYTES)
+def test_everything_before_the_row_of_a_time_is_earlier_and_the_row_is_near(times: list[int], length: int) -> None:
+    index = Index()
+    for number, time in enumerate(times):
+        index.note(number, number, number * length, length, time)
+    again = Index.decode(index.encode())
+    assert again is not None
+    for asked in range(999, 1_006):
+        position = index.position_for_time(asked)
+        assert position == again.position_for_time(asked)
+        row, rest = divmod(position, length)
+        assert rest == 0
+        assert all(time < asked for time in times[:row])
+        first = next((number for number, time in enumerate(times) if time >= asked), len(times) - 1)
+        assert row <= first
+        assert first * length - position < INTERVAL_BYTES + length
+
+
+def test_the_largest_time_is_that_of_the_first_batch_that_has_it() -> None:
+    index = Index()
+    for number, time in enumerate([5, 7, 7, 6, 7]):
+        index.note(10 * number, 10 * number + 9, 100 * number, 100, time)
+    assert (index.max_timestamp, index.max_timestamp_offset) == (7, 19)
+    again = Index.decode(index.encode())
+    assert again is not None
+    assert (again.max_timestamp, again.max_timestamp_offset) == (7, 19)

@@ -1,6 +1,8 @@
 import errno
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from log.rig import FaultyDisk, Rig, batch, outcome, values
 from walstream.errors import (
@@ -14,6 +16,7 @@ from walstream.errors import (
     SyncFailed,
 )
 from walstream.log.group_commit import GATHERED_MAX
+from walstream.log.records import Record, build_batch
 
 
 @pytest.fixture
@@ -125,6 +128,32 @@ def test_records_are_found_by_time(rig):
     assert partition.offset_for_time(start + 1990) == (199, start + 1990)
     assert partition.offset_for_time(start + 1991) is None
     assert partition.max_timestamp() == (199, start + 1990)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_equal_times_are_found_at_the_first_record_that_has_them(tmp_path_factory, data):
+    """Batches with the same largest time, in one segment and over several, before and after a restart and a cut."""
+    rig = Rig(tmp_path_factory.mktemp("log"))
+    partition = rig.topic(segment_bytes="60000")
+    few = st.integers(rig.now_ms, rig.now_ms + 3)
+    times = []
+    for batch_times in data.draw(st.lists(st.lists(few, min_size=1, max_size=3), min_size=1, max_size=40)):
+        size = data.draw(st.sampled_from([10, 4_000, 16_300]))
+        records = [Record(number, time, None, bytes(size)) for number, time in enumerate(batch_times)]
+        partition.append(memoryview(build_batch(records)), now_ms=rig.now_ms)
+        times += batch_times
+    rig.driver.flush()
+    start = data.draw(st.integers(0, len(times) - 1))
+    rig.store.delete_records(partition, start, lambda error: None)
+    rig.driver.flush()
+    assert partition.log_start == start
+    again = rig.again(clean=data.draw(st.booleans())).store.partition("t", 0)
+    for log in (partition, again):
+        left = list(enumerate(times))[start:]
+        for asked in range(rig.now_ms - 1, rig.now_ms + 5):
+            assert log.offset_for_time(asked) == next((found for found in left if found[1] >= asked), None)
+        assert log.max_timestamp() == max(left, key=lambda found: (found[1], -found[0]))
 
 
 def test_append_time_never_goes_back(rig):

@@ -1,9 +1,12 @@
+import errno
 import random
 
 import pytest
 
-from log.rig import Rig, batch, values
+from log.power import PowerRig, after_every_crash, contents
+from log.rig import FaultyDisk, Rig, batch, values
 from walstream.errors import CorruptLog
+from walstream.log.batch import parse_header
 from walstream.log.scanning import Scan
 from walstream.log.settings import TopicSettings
 
@@ -349,3 +352,59 @@ def test_a_start_at_the_end_of_the_checkpointed_segment_takes_nothing_after_it(t
     reopened = rig.again(defaults=TopicSettings(segment_bytes=250)).store.partition("t", 0)
     assert reopened.write_error is None
     assert values(reopened) == ["z" * 30]
+
+
+@pytest.mark.parametrize("is_journaled", [False, True])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_power_cut_in_a_flush_over_several_segments_leaves_a_beginning_of_it(partitions, is_journaled):
+    """A segment is written only when the one before it is durable: what is left of a flush has no hole."""
+    ends = set()
+
+    def prepare(disk):
+        rig = PowerRig(disk, replicated=False)
+        rig.topic(partitions=partitions)
+        logs = prepare.logs = [rig.store.partition("t", index) for index in range(partitions)]
+        for log in logs:
+            rig.write(log, "before")
+        if not is_journaled:
+            rig.settle()
+        prepare.expected = [[crc for _, _, crc in contents(log)] for log in logs]
+        assert len(prepare.expected[0]) == 1
+
+        def flush():
+            for number in range(9):
+                for log, expected in zip(logs, prepare.expected, strict=True):
+                    data = batch(f"{number:0120d}", now_ms=rig.now_ms)
+                    expected.append(parse_header(data).crc)
+                    log.append(memoryview(data), now_ms=rig.now_ms)
+            assert len(logs[0].segments) > 3
+            rig.driver.flush()
+
+        return flush
+
+    for disk, is_over in after_every_crash(prepare, range(12)):
+        again = PowerRig(disk, replicated=False)
+        for index, (before, expected) in enumerate(zip(prepare.logs, prepare.expected, strict=True)):
+            log = again.store.partition("t", index)
+            assert not log.damaged
+            assert not log.is_unclean
+            assert log.durable_end >= (10 if is_over else before.durable_end)
+            assert [crc for _, _, crc in contents(log)] == expected[: log.log_end]
+            ends.add(log.log_end)
+    assert {1, 10} <= ends
+    assert len(ends) > 4
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_segment_is_not_written_when_the_one_before_it_failed_in_the_same_flush(tmp_path, call):
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(30):
+        rig.append(partition, f"{number:0100d}")
+    first, second, *_ = partition.segments
+    disk.faults = {(call, first.path.name): errno.EIO, ("write", "journal"): errno.EIO}
+    rig.driver.flush()
+    assert partition.write_error is not None
+    assert partition.durable_end == 0
+    assert not second.path.exists()
