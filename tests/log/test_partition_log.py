@@ -130,7 +130,7 @@ def test_records_are_found_by_time(rig):
     assert partition.max_timestamp() == (199, start + 1990)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_equal_times_are_found_at_the_first_record_that_has_them(tmp_path_factory, data):
     """Batches with the same largest time, in one segment and over several, before and after a restart and a cut."""
@@ -154,6 +154,18 @@ def test_equal_times_are_found_at_the_first_record_that_has_them(tmp_path_factor
         for asked in range(rig.now_ms - 1, rig.now_ms + 5):
             assert log.offset_for_time(asked) == next((found for found in left if found[1] >= asked), None)
         assert log.max_timestamp() == max(left, key=lambda found: (found[1], -found[0]))
+
+
+def test_the_latest_record_is_found_when_the_one_before_it_in_its_batch_is_deleted(rig):
+    partition = rig.topic()
+    late, early = rig.now_ms + 5, rig.now_ms
+    records = [Record(number, time, None, b"") for number, time in enumerate([late, early, early + 1, early + 1])]
+    partition.append(memoryview(build_batch(records)), now_ms=rig.now_ms)
+    rig.driver.flush()
+    assert partition.max_timestamp() == (0, late)
+    rig.store.delete_records(partition, 1, lambda error: None)
+    rig.driver.flush()
+    assert partition.max_timestamp() == (2, early + 1)
 
 
 def test_append_time_never_goes_back(rig):

@@ -11,8 +11,9 @@ import pytest
 from log.power import PowerRig, after_every_crash, contents
 from log.rig import batch, outcome, values
 from walstream.errors import CorruptBatch, CorruptLog, FencedLeaderEpoch, NotLeader, OffsetOutOfRange, RequestTimedOut
-from walstream.log.batch import stamp, walk
+from walstream.log.batch import assemble, parse_header, stamp, walk
 from walstream.log.driver import InlineDriver
+from walstream.log.records import Record, build_batch
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
 from walstream.log.waiting import Waiters
@@ -116,6 +117,25 @@ def test_readers_see_nothing_above_the_high_watermark(rig: PowerRig) -> None:
         partition.advance_high_watermark(end)
         assert values(partition) == [f"{number}" for number in range(end)]
     assert partition.max_timestamp() == (0, rig.now_ms)
+
+
+def test_the_latest_visible_record_is_found_behind_batches_that_have_none(rig: PowerRig) -> None:
+    """Compaction empties a batch and leaves its append time; and what is not committed counts for nobody."""
+    partition = rig.topic(cleanup_policy="compact")
+    rig.follow(partition, 1)
+    now_ms = rig.now_ms
+    for number, (time_ms, keeps_its_record) in enumerate([(2, True), (2, True), (4, False), (1, True), (9, True)]):
+        data = build_batch([Record(number, 0, b"k", b"v")], base_offset=number, append_time_ms=now_ms + time_ms)
+        if not keeps_its_record:
+            data = assemble(parse_header(data)._replace(record_count=0), b"")
+        stamp(data, number, 1)
+        partition.append_replicated([memoryview(data)], offset=number, now_ms=now_ms)
+    rig.driver.flush()
+    assert partition.max_timestamp() is None
+    partition.advance_high_watermark(4)
+    assert partition.max_timestamp() == (0, now_ms + 2)
+    partition.advance_high_watermark(5)
+    assert partition.max_timestamp() == (4, now_ms + 9)
 
 
 def test_the_high_watermark_is_kept_as_a_hint(rig: PowerRig) -> None:

@@ -28,21 +28,27 @@ def offset_for_time(segments: Sequence[Segment], timestamp_ms: int, start: int, 
 
 
 def max_timestamp(segments: Sequence[Segment], start: int, end: int) -> tuple[int, int] | None:
-    """Return (offset, timestamp) of the record in [start, end) with the largest timestamp."""
+    """Return (offset, timestamp) of the first record in [start, end) with the largest timestamp."""
     largest = max((segment.index.max_timestamp for segment in segments), default=-1)
     if largest < 0:
         return None
     found = offset_for_time(segments, largest, start, end)
     if found is not None:
         return found
-    # The index speaks of a record that is trimmed, truncated, compacted or not visible yet: look at the rest.
-    largest = max(
-        (
-            header.max_timestamp
-            for segment in segments
-            for _, header in segment.headers(0, segment.durable_size)
-            if start <= header.base_offset < end and header.record_count
-        ),
-        default=-1,
-    )
-    return offset_for_time(segments, largest, start, end) if largest >= 0 else None
+    # That record was trimmed, truncated or compacted away, or is not visible yet. An index and a header only say how
+    # late a record can be, so batches are read from the latest on, until no other can have a later one.
+    best = (-1, 0)  # Timestamp and negative offset: of equal timestamps the first record counts.
+    for segment in sorted(segments, key=lambda segment: segment.index.max_timestamp, reverse=True):
+        if segment.index.max_timestamp < best[0]:
+            break
+        batches = (
+            (header.max_timestamp, -header.base_offset, position, header.length)
+            for position, header in segment.headers(0, segment.durable_size)
+            if header.base_offset < end and header.last_offset >= start
+        )
+        for latest_ms, negative_offset, position, length in sorted(batches, reverse=True):
+            if (latest_ms, negative_offset) < best:
+                break
+            records = iter_records(segment.file.pread(length, position))
+            best = max([best, *((one.timestamp_ms, -one.offset) for one in records if start <= one.offset < end)])
+    return None if best[0] < 0 else (-best[1], best[0])
