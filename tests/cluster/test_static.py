@@ -285,3 +285,60 @@ class TestUnsaved:
         assert answers[2].state is not None
         assert answers[2].state.isr_nodes == {1, 2}
         assert opened(start(tmp_path), opening()).isr_nodes == {1, 2}
+
+    @pytest.mark.parametrize("fails_first", [False, True])
+    def test_nothing_is_shown_before_the_file_has_it(self, tmp_path: Path, fails_first: bool) -> None:
+        """An epoch that was shown and lost in a crash would be taken a second time, by another life of this node."""
+        jobs: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
+        OsDisk().make_directory(tmp_path)
+        cluster = StaticCluster(OsDisk(), tmp_path, 1, NOW_MS, lambda job, done: jobs.append((job, done)))
+
+        def save() -> None:
+            if fails_first:
+                jobs.pop(0)[1](OSError(28, "No space left on device"))
+                cluster.tick()
+            at_once(*jobs.pop(0))
+            assert not jobs
+
+        def shown() -> PartitionState | None:
+            return cluster.state(KEY)
+
+        opened: list[Exception | None] = []
+        cluster.open([opening()], opened.append)
+        assert (shown(), opened) == (None, [])
+        save()
+        first = shown()
+        assert first is not None
+        told: list[PartitionState] = []
+        cluster.watch(KEY, told.append)
+        cluster.set_min_isr(KEY, 1)
+        assert (shown(), told) == (first, [first])
+        save()
+        second = shown()
+        assert second is not None
+        assert (second.min_isr, told) == (1, [first, second])
+        cluster.lead_again(KEY, 7)
+        assert (shown(), told[2:]) == (second, [])
+        save()
+        third = shown()
+        assert third is not None
+        assert (third.epoch, told[2:]) == (8, [third])
+
+    def test_a_leader_that_resigns_while_its_record_is_saved_has_resigned(self, tmp_path: Path) -> None:
+        jobs: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
+        OsDisk().make_directory(tmp_path)
+        cluster = StaticCluster(OsDisk(), tmp_path, 1, NOW_MS, lambda job, done: jobs.append((job, done)))
+        cluster.open([opening()])
+        state = cluster.state(KEY)
+        assert state is not None
+        isr = (Member(1, cluster.incarnation), Member(2, 5))
+        cluster.propose(IsrProposal(KEY, 1, state.epoch, state.version, isr), lambda _: None)
+        cluster.resign(KEY, 1, state.epoch)
+        at_once(*jobs.pop(0))
+        cluster.tick()
+        at_once(*jobs.pop(0))
+        state = cluster.state(KEY)
+        assert state is not None
+        assert (state.leader, state.last_leader, state.isr_nodes) == (NO_LEADER, 1, {1, 2})
+        cluster.tick()
+        assert not jobs, "nothing is left to be saved"

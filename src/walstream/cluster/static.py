@@ -89,8 +89,12 @@ class StaticCluster:
         self._states: dict[PartitionKey, PartitionState] = {}
         self._watchers: dict[PartitionKey, Watcher] = {}
         self._waiting: list[Callable[[Exception | None], None]] = []
-        self._unsaved: dict[PartitionKey, int] = {}
-        """Versions of records that the file does not have yet: nobody is told of them, also after a failed write."""
+        self._unsaved: dict[PartitionKey, PartitionState] = {}
+        """Records that the file does not have yet, or may not have after a failed write. They replace those in
+        `_states` once it has them: until then nothing else sees them, because after a restart the file is all there
+        is."""
+        self._unseen: set[PartitionKey] = set()
+        """Partitions whose watcher is called when their record is saved."""
         self._is_saving = False
         self._write()
 
@@ -107,8 +111,12 @@ class StaticCluster:
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state(self, partition: PartitionKey) -> PartitionState | None:
-        """Return the record of a partition, if this node has opened it."""
+        """Return the record of a partition, as far as it is durable, if this node has opened it."""
         return self._states.get(partition)
+
+    def _latest(self, partition: PartitionKey) -> PartitionState | None:
+        """Return the record that the next change is made from."""
+        return self._unsaved.get(partition) or self._states.get(partition)
 
     def open(self, partitions: Iterable[Opening], done: Callable[[Exception | None], None] | None = None) -> None:
         """Begin with partitions: those that this node leads have a new epoch, durable before `done` is called.
@@ -116,8 +124,10 @@ class StaticCluster:
         Without `done`, at the node's start, this blocks for one fsync.
         """
         opened = {found.key: self._opened(found) for found in partitions}
-        self._states |= opened
-        if not any(self._node_id in _leads(state) for state in opened.values()):
+        led = {key: state for key, state in opened.items() if self._node_id in _leads(state)}
+        self._states |= {key: state for key, state in opened.items() if key not in led}
+        self._unsaved |= led
+        if not led:
             if done is not None:
                 done(None)
         elif done is not None:
@@ -160,21 +170,30 @@ class StaticCluster:
         for key in partitions:
             self._states.pop(key, None)
             self._unsaved.pop(key, None)
+            self._unseen.discard(key)
             self._watchers.pop(key, None)
 
     def set_min_isr(self, partition: PartitionKey, min_isr: int) -> None:
         """Ask for another number of in-sync replicas, as the topic's settings say now."""
-        state = self._states.get(partition)
-        if state is None or state.min_isr == min_isr:
-            return
-        self._states[partition] = changed = with_min_isr(state, min_isr)
+        state = self._latest(partition)
+        if state is not None and state.min_isr != min_isr:
+            self._change(partition, with_min_isr(state, min_isr), "a changed min.insync.replicas was not saved")
+
+    def _change(self, partition: PartitionKey, changed: PartitionState, failure: str) -> None:
+        """Save a record and then call its watcher. One that cannot be saved now is saved by a later `tick`."""
+        self._unsaved[partition] = changed
+        self._unseen.add(partition)
 
         def saved(error: Exception | None) -> None:
             if error is not None:
-                log.warning("a changed min.insync.replicas was not saved", error=str(error))
-            self._tell(partition, changed)
+                log.warning(failure, error=str(error))
 
         self._save(saved)
+
+    def tick(self) -> None:
+        """Save again what could not be saved. Called about once a second."""
+        if self._unsaved and not self._is_saving:
+            self._save(lambda _: None)
 
     def _tell(self, partition: PartitionKey, state: PartitionState) -> None:
         watcher = self._watchers.get(partition)
@@ -195,7 +214,7 @@ class StaticCluster:
 
     def propose(self, proposal: IsrProposal, done: Callable[[Outcome], None]) -> None:
         """Grant or refuse another ISR to this node itself; durable before `done`."""
-        state = self._states.get(proposal.partition)
+        state = self._latest(proposal.partition)
         if state is None:
             done(Outcome(Refusal.STALE_EPOCH, None))
             return
@@ -208,8 +227,7 @@ class StaticCluster:
             done(outcome)
             return
         else:
-            self._states[proposal.partition] = outcome.state
-            self._unsaved[proposal.partition] = outcome.state.version
+            self._unsaved[proposal.partition] = outcome.state
 
         def saved(error: Exception | None) -> None:
             if error is None:
@@ -222,12 +240,14 @@ class StaticCluster:
 
     def resign(self, partition: PartitionKey, leader: NodeId, epoch: int) -> None:
         """Note that the leader cannot serve. Nobody else is elected; it may `lead_again` when its trouble is over."""
+        unsaved = self._unsaved.get(partition)
+        if unsaved is not None and (unsaved.leader, unsaved.epoch) == (leader, epoch):
+            self._unsaved[partition] = _resigned(unsaved)
         state = self._states.get(partition)
         if state is None or (state.leader, state.epoch) != (leader, epoch):
             return
-        self._states[partition] = resigned = replace(
-            state, leader=NO_LEADER, last_leader=leader, version=state.version + 1
-        )
+        # Seen at once: it promises less, and the file keeps who led last.
+        self._states[partition] = resigned = _resigned(state)
         self._tell(partition, resigned)
 
     def lead_again(self, partition: PartitionKey, known_epoch: int) -> None:
@@ -235,25 +255,18 @@ class StaticCluster:
 
         A leader that was not in sync when it was opened stays out.
         """
-        state = self._states.get(partition)
+        state = self._latest(partition)
         if state is None or self._node_id not in _leads(state) or self._node_id not in state.isr_nodes:
             return
         isr = [member for member in state.isr if member.node != self._node_id]
-        self._states[partition] = leading = replace(
+        leading = replace(
             state,
             leader=self._node_id,
             epoch=max(state.epoch, known_epoch) + 1,
             version=state.version + 1,
             isr=tuple(sorted([Member(self._node_id, self.incarnation), *isr])),
         )
-
-        def saved(error: Exception | None) -> None:
-            if error is None:
-                self._tell(partition, leading)
-            else:
-                log.warning("a new epoch was not saved", error=str(error))
-
-        self._save(saved)
+        self._change(partition, leading, "a new epoch was not saved")
 
     def register(self, node: NodeId, incarnation: int, *, is_unclean: Collection[PartitionKey]) -> None:
         """Do nothing: each node knows of itself what it opens, and hears of others from their links."""
@@ -269,21 +282,43 @@ class StaticCluster:
     def _save_waiting(self) -> None:
         self._is_saving = True
         waiting, self._waiting = self._waiting, []
-        content, versions = self._content(), dict(self._unsaved)
+        content, saving = self._content(), dict(self._unsaved)
 
         def saved(error: Exception | None) -> None:
             self._is_saving = False
-            for key, version in versions.items():
-                if error is None and self._unsaved.get(key) == version:
-                    del self._unsaved[key]
+            unseen = [] if error is not None else self._saved_now(saving)
             for done in waiting:
                 done(error)
+            for key in unseen:
+                if key in self._states:
+                    self._tell(key, self._states[key])
             if self._waiting and not self._is_saving:
                 self._save_waiting()
 
         self._run(lambda: self._put(content), saved)
 
+    def _saved_now(self, saved: dict[PartitionKey, PartitionState]) -> list[PartitionKey]:
+        """Show records that the file has now; return those whose watchers are to be called.
+
+        One that was changed meanwhile is shown as it was saved, unless its leader has resigned since.
+        """
+        unseen: list[PartitionKey] = []
+        for key, state in saved.items():
+            latest = self._unsaved.get(key)
+            if latest is None:
+                continue  # The partition was deleted.
+            if latest is state:
+                del self._unsaved[key]
+            elif latest.leader != state.leader:
+                continue
+            self._states[key] = state
+            if latest is state and key in self._unseen:
+                self._unseen.discard(key)
+                unseen.append(key)
+        return unseen
+
     def _write(self) -> None:
+        saving = dict(self._unsaved)
         try:
             self._put(self._content())
         except OSError as error:
@@ -291,19 +326,25 @@ class StaticCluster:
                 f"{self._path} cannot be written: {error.strerror}.",
                 "A leader must note its new epoch there before it serves anything. Free some space, or mend the disk.",
             ) from error
+        self._saved_now(saving)
 
     def _put(self, content: _File) -> None:
         self._disk.write(self._path, msgspec.json.encode(content), durable=True)
 
     def _content(self) -> _File:
-        led = {key_text(key): _record(state) for key, state in self._states.items() if self._node_id in _leads(state)}
-        if not self._states:
+        states = self._states | self._unsaved
+        led = {key_text(key): _record(state) for key, state in states.items() if self._node_id in _leads(state)}
+        if not states:
             led = self._saved.partitions  # Nothing is open yet: what an earlier life noted is still to be read.
         return _File(self.incarnation, led)
 
 
 def _leads(state: PartitionState) -> tuple[NodeId, NodeId]:
     return (state.leader, state.last_leader)
+
+
+def _resigned(state: PartitionState) -> PartitionState:
+    return replace(state, leader=NO_LEADER, last_leader=state.leader, version=state.version + 1)
 
 
 def _record(state: PartitionState) -> _Record:

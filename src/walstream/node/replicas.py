@@ -144,6 +144,7 @@ class Replicas:
 
     def tick(self) -> None:
         """Do what is due about once a second."""
+        self.metadata.tick()
         now_ms = self.clock_ms()
         for key, resigned_ms in list(self._resigned_ms.items()):
             replica = self.replicas.get(key)
