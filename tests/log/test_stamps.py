@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -76,6 +77,41 @@ def test_a_tick_keeps_appends_from_reserving() -> None:
             clock.stamp(later, 0)
             assert clock.resolve(later, later) == later
         assert reserved == []
+
+
+def test_a_reservation_that_is_being_written_keeps_nobody_waiting() -> None:
+    """The loop waits for no fsync while the old reservation lasts, and nothing passes it before the new one counts."""
+    jobs: list[tuple[Callable[[], None], Callable[[None, Exception | None], None]]] = []
+    refusals: list[PartitionOffline] = []
+
+    def tick(now_ms: int) -> None:
+        clock.tick(now_ms, lambda job, done: jobs.append((job, done)), refusals.append)
+
+    clock, reserved = clock_from(0)
+    clock.stamp(1_000, 0)
+    end = 1_000 + AHEAD_MS
+    tick(3_000)
+    tick(3_500)
+    assert len(jobs) == 1, "one at a time"
+    assert clock.stamp(3_900, 0) == 3_900
+    assert clock.resolve(9_000, 9_000) == end
+    assert reserved == [end]
+    job, done = jobs.pop()
+    job()
+    assert clock.resolve(9_000, 9_000) == end, "written by the thread, and not yet known here"
+    done(None, None)
+    assert clock.resolve(5_500, 5_500) == 5_500
+    assert reserved == [end, 3_000 + AHEAD_MS]
+    # What an append needed meanwhile is not taken back, and a refusal is tried again.
+    tick(5_500)
+    assert clock.stamp(20_000, 0) == 20_000
+    job, done = jobs.pop()
+    done(None, OSError(errno.ENOSPC, "No space left on device"))
+    assert "No space left" in str(refusals[0])
+    assert clock.stamp(20_001, 0) == 20_001
+    assert reserved == [end, 3_000 + AHEAD_MS, 20_000 + AHEAD_MS]
+    tick(22_500)
+    assert len(jobs) == 1
 
 
 def test_where_the_disk_refuses_nothing_passes_the_reservation() -> None:

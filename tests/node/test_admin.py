@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -450,6 +451,27 @@ async def test_a_bug_in_a_handler_is_answered_and_the_connection_lives(
         assert response.error_code == -1
         assert node.metrics.failures == 1
         await client.ask(DescribeClusterRequest(include_cluster_authorized_operations=False))
+
+
+async def test_producer_ids_are_reserved_beside_the_loop(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_node(tmp_path) as node:
+        threads: list[threading.Thread] = []
+        write = node.store.disk.write
+
+        def noted(path: Path, data: bytes, *, durable: bool) -> None:
+            if path.name == "reserved.json":
+                threads.append(threading.current_thread())
+            write(path, data, durable=durable)
+
+        monkeypatch.setattr(node.store.disk, "write", noted)
+        clients = [await connect(node) for _ in range(3)]
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout=SECOND)
+        ids = [(await client.ask(request)).producer_id for client in clients for _ in range(400)]
+        assert len(set(ids)) == 1_200
+        assert len(threads) == 2
+        assert threading.main_thread() not in threads
 
 
 async def test_an_answer_does_not_outgrow_its_question(tmp_path: Path, connect: Connect) -> None:

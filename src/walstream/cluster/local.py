@@ -8,6 +8,7 @@ catalogue and the others take it over whole (`take_over`), so its version says w
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,8 @@ class Catalogue:
         self.by_id = {topic.id: topic for topic in self.topics.values()}
         reserved = self._load("reserved.json", _Reserved)
         first = reserved.producer_id if reserved.producer_id in producer_ids else producer_ids.start
+        self._reserving = threading.Lock()
+        """Held while `reserved.json` is written."""
         self._producer_id = self._producer_id_end = first
         self.append_time_floor_ms = self._append_time_ms = reserved.append_time_ms
 
@@ -275,16 +278,18 @@ class Catalogue:
     # ── numbers that are never given twice ───────────────────────────────────────────────────────────────────────
 
     def next_producer_id(self) -> int:
-        """Return a producer id that no producer ever had."""
-        if self._producer_id == self._producer_id_end:
-            self._reserve(self._producer_id_end + PRODUCER_ID_BLOCK, self._append_time_ms)
-        producer_id = self._producer_id
-        self._producer_id += 1
+        """Return a producer id that no producer ever had. May block for one fsync; may be called on any thread."""
+        with self._reserving:
+            if self._producer_id == self._producer_id_end:
+                self._reserve(self._producer_id_end + PRODUCER_ID_BLOCK, self._append_time_ms)
+            producer_id = self._producer_id
+            self._producer_id += 1
         return producer_id
 
     def reserve_append_time(self, until_ms: int) -> None:
-        """Promise that append times after this process will be above `until_ms`."""
-        self._reserve(self._producer_id_end, until_ms)
+        """Promise that later processes stamp above `until_ms`. Blocks; may be called on any thread."""
+        with self._reserving:
+            self._reserve(self._producer_id_end, max(until_ms, self._append_time_ms))
 
     def _reserve(self, producer_id: int, append_time_ms: int) -> None:
         data = msgspec.json.encode(_Reserved(producer_id, append_time_ms))

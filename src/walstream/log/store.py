@@ -66,6 +66,10 @@ Dropped = tuple[PartitionLog, list[Segment]]
 """Segments that lie wholly below the start of their log."""
 
 
+def _not_reserved(error: PartitionOffline) -> None:
+    log.warning("append times not reserved", error=str(error))
+
+
 def _nothing() -> None:
     """Wait on the housekeeping thread for the jobs queued before."""
 
@@ -386,10 +390,7 @@ class LogStore:
         """Do what is due. Called about once a second."""
         now_ms = self.monotonic_ms()
         if any(partition.settings.append_time for partition in self.partitions.values()):
-            try:
-                self.append_clock.tick(self.now_ms())
-            except PartitionOffline as error:
-                log.warning("append times not reserved", error=str(error))
+            self.append_clock.tick(self.now_ms(), self._driver.run, _not_reserved)
         for partition in list(self.partitions.values()):
             if isinstance(partition.write_error, DiskFull) and not partition.is_held:
                 self._reopen(partition)
