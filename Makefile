@@ -60,6 +60,11 @@ format: $(READY) ## put the code into its format and mend what can be mended
 docs: $(READY) ## write the pages that are generated: docs/configuration.md
 	$(BIN)/walstream config reference > docs/configuration.md
 
+.PHONY: schemas
+schemas: $(READY) ## write the schemas of Kafka's messages from kio: src/walstream/node/schemas.json
+	PYTHONPATH=src:tests $(BIN)/python tests/node/kio_schemas.py > $(VENV)/schemas.json
+	mv $(VENV)/schemas.json src/walstream/node/schemas.json
+
 .PHONY: proto
 proto: $(READY) ## write the feed's messages from wal.proto: src/walstream/feed/wal_pb2.py and .pyi
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/walstream/feed/wal.proto

@@ -1,45 +1,29 @@
-"""What a Kafka message is made of: kio's dataclasses, read into plain descriptions that `node/wire.py` compiles.
+"""Schemas of Kafka's messages: `schemas.json`, read into plain descriptions that `node/wire.py` compiles.
 
-This module owns everything that is peculiar to kio: how its types tell arrays from scalars and null from absent, which
-of its Python values stand for which bytes, and the defaults. It reads and writes no bytes.
+The file is generated from kio's dataclasses (`make schemas`), and a test compares every schema with kio's: a node does
+not import kio, whose dataclasses and their dependencies cost a third of its start. For every message of an offered API
+it has the structs, the message itself first; for every struct the fields in the order of the wire as `[name, versions,
+type, {"tag": …, "default": …}]`. A type is a format of the module `struct`, `bool`, `uuid`, `string`, `bytes` or a
+struct, behind `[]` if it is an array, before `?` if it is nullable; a default that is not written is null, empty or 0.
 
-A schema is read for all versions of one API at once, because a message answers for the fields of every version.
+A schema is read for all versions of one API at once, because a message has attributes for the fields of every version.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import enum
-import types
-import typing
 import uuid
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from kio.index import load_request_schema, load_response_schema
-from kio.schema.index import api_key_map, schema_name_map
+import msgspec
 
 NO_UUID = uuid.UUID(int=0)
+FILE = Path(__file__).with_name("schemas.json")
 
-_FORMATS = {
-    "int8": "b",
-    "int16": "h",
-    "int32": "i",
-    "int64": "q",
-    "uint8": "B",
-    "uint16": "H",
-    "uint32": "I",
-    "uint64": "Q",
-    "float64": "d",
-    "bool": "?",
-    "error_code": "h",
-    "timedelta_i32": "i",
-    "timedelta_i64": "q",
-    "datetime_i64": "q",
-}
-_FORMAT_BYTES = {"b": 1, "B": 1, "?": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "d": 8}
+FORMAT_BYTES = {"b": 1, "B": 1, "?": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "d": 8}
 
 
 class Message:
@@ -134,125 +118,95 @@ class Entity:
 @cache
 def schema(api_key: int, direction: Literal["request", "response"]) -> dict[int, Entity]:
     """Read the schemas of all versions of an API's requests or responses."""
-    load = load_request_schema if direction == "request" else load_response_schema
-    kinds = {version: load(api_key, version) for version in schema_name_map[api_key_map[api_key]]}
-    defaults: dict[str, dict[str, Any]] = {}
-    for version in sorted(kinds):
-        _collect_defaults(kinds[version], defaults)
-    return {version: _entity(kind, defaults) for version, kind in kinds.items()}
+    message = _messages()[str(api_key)][direction]
+    structs = {name: [_Row(*row) for row in rows] for name, rows in message["structs"].items()}
+    root = next(iter(structs))
+    first, last = message["versions"]
+    return {version: _entity(root, structs, version, message) for version in range(first, last + 1)}
 
 
-def _collect_defaults(kind: Any, defaults: dict[str, dict[str, Any]]) -> None:
-    """Gather the fields of a struct and of those inside it; a later version's default wins."""
-    own = defaults.setdefault(kind.__name__, {})
-    for field in dataclasses.fields(kind):
-        item, _, _ = _unwrap(field.type)
-        if dataclasses.is_dataclass(item):
-            _collect_defaults(item, defaults)
-        own[field.name] = _default(field, defaults)
+@cache
+def _messages() -> dict[str, Any]:
+    messages: dict[str, Any] = msgspec.json.decode(FILE.read_bytes())
+    return messages
 
 
-def _entity(kind: Any, defaults: dict[str, dict[str, Any]]) -> Entity:
+class _Row:
+    """A field of a struct as the file has it: the same in all its versions."""
+
+    def __init__(self, name: str, versions: str, kind: str, more: dict[str, Any] | None = None) -> None:
+        self.name = name
+        first, _, last = versions.partition("-")
+        self.versions = range(int(first), int(last or first) + 1)
+        self.is_array, self.is_nullable = kind.startswith("[]"), kind.endswith("?")
+        self.kind = kind.removeprefix("[]").removesuffix("?")
+        self.tag: int = (more or {}).get("tag", -1)
+        self._more = more or {}
+
+    def default(self, structs: dict[str, list[_Row]]) -> Any:
+        """Return the value of an absent field."""
+        if self.kind in structs and not self.is_array:
+            own = self._more.get("default", None if self.is_nullable else {})
+            return None if own is None else Message(_defaults(self.kind, structs) | own)
+        if "default" in self._more:
+            return self._more["default"]
+        if self.kind == "uuid" and not self.is_array:
+            return NO_UUID
+        if self.is_nullable:
+            return None
+        return [] if self.is_array else {"string": "", "bytes": b"", "bool": False}.get(self.kind, 0)
+
+
+def _defaults(name: str, structs: dict[str, list[_Row]]) -> dict[str, Any]:
+    """Return the defaults of a struct's fields in all versions; the default of a later version wins."""
+    rows = sorted(structs[name], key=lambda row: row.versions.stop)
+    return {row.name: row.default(structs) for row in rows}
+
+
+def _entity(name: str, structs: dict[str, list[_Row]], version: int, message: dict[str, Any]) -> Entity:
+    is_flexible = version >= message["flexible"]
+    rows = [row for row in structs[name] if version in row.versions]
     return Entity(
-        name=kind.__name__,
-        is_flexible=kind.__flexible__,
-        header_is_flexible=kind.__header_schema__.__flexible__,
-        fields=tuple(_field(field, kind.__flexible__, defaults) for field in dataclasses.fields(kind)),
-        defaults=defaults[kind.__name__],
-        present=frozenset(field.name for field in dataclasses.fields(kind)),
+        name=name,
+        is_flexible=is_flexible,
+        header_is_flexible=version >= message["flexible_header"],
+        fields=tuple(_field(row, structs, version, message) for row in rows),
+        defaults=_defaults(name, structs),
+        present=frozenset(row.name for row in rows),
     )
 
 
-def _field(field: dataclasses.Field[Any], is_flexible: bool, defaults: dict[str, dict[str, Any]]) -> Field:
-    item, is_array, is_nullable = _unwrap(field.type)
-    entity = _entity(item, defaults) if dataclasses.is_dataclass(item) else None
-    kind, layout = (Kind.STRUCT, "") if entity else _kind(field.metadata["kafka_type"])
+def _field(row: _Row, structs: dict[str, list[_Row]], version: int, message: dict[str, Any]) -> Field:
+    is_flexible = version >= message["flexible"]
+    entity = _entity(row.kind, structs, version, message) if row.kind in structs else None
+    kind = _KINDS.get(row.kind, Kind.FIXED) if entity is None else Kind.STRUCT
+    layout = "" if kind is not Kind.FIXED else "?" if row.kind == "bool" else row.kind
     if entity:
         bytes_min = entity.bytes_min
     elif kind is Kind.FIXED:
-        bytes_min = _FORMAT_BYTES[layout]
+        bytes_min = FORMAT_BYTES[layout]
     elif kind is Kind.UUID:
         bytes_min = 16
     else:
         bytes_min = 1 if is_flexible else 2
     return Field(
-        name=field.name,
+        name=row.name,
         kind=kind,
         format=layout,
-        is_array=is_array,
-        is_nullable=is_nullable,
+        is_array=row.is_array,
+        is_nullable=row.is_nullable,
         is_flexible=is_flexible,
-        tag=field.metadata.get("tag", -1),
+        tag=row.tag,
         entity=entity,
-        default=_default(field, defaults),
+        default=row.default(structs),
         bytes_min=bytes_min,
     )
+
+
+_KINDS = {"uuid": Kind.UUID, "string": Kind.STRING, "bytes": Kind.BYTES}
 
 
 def _least_bytes(field: Field) -> int:
     if field.is_array or (field.entity and field.is_nullable):
         return 1
     return field.bytes_min
-
-
-def _unwrap(kind: Any) -> tuple[Any, bool, bool]:
-    """Return the innermost type of a field, whether it is an array and whether it may be null."""
-    item, is_nullable = _without_none(kind)
-    is_array = typing.get_origin(item) is tuple
-    if is_array:
-        # A nullable element is always a uuid, whose null is its zero.
-        item, _ = _without_none(typing.get_args(item)[0])
-    return item, is_array, is_nullable
-
-
-def _without_none(kind: Any) -> tuple[Any, bool]:
-    if typing.get_origin(kind) not in (types.UnionType, typing.Union):
-        return kind, False
-    (item,) = (argument for argument in typing.get_args(kind) if argument is not types.NoneType)
-    return item, True
-
-
-def _kind(kafka_type: str) -> tuple[Kind, str]:
-    if kafka_type in _FORMATS:
-        return Kind.FIXED, _FORMATS[kafka_type]
-    return {"uuid": Kind.UUID, "string": Kind.STRING, "bytes": Kind.BYTES, "records": Kind.BYTES}[kafka_type], ""
-
-
-def _default(field: dataclasses.Field[Any], defaults: dict[str, dict[str, Any]]) -> Any:
-    """Return what an absent field means: the schema's default, else null where allowed, else the type's zero."""
-    item, is_array, is_nullable = _unwrap(field.type)
-    kafka_type = field.metadata.get("kafka_type", "")
-    if not is_array and kafka_type == "uuid":
-        return NO_UUID
-    if not is_array and kafka_type == "datetime_i64" and field.default is None:
-        return -1
-    if field.default is not dataclasses.MISSING:
-        return _plain(field.default, defaults)
-    if is_nullable:
-        return None
-    if is_array:
-        return []
-    if dataclasses.is_dataclass(item):
-        return Message(dict(defaults[_name(item)]))
-    return {"string": "", "bytes": b"", "records": b"", "bool": False}.get(kafka_type, 0)
-
-
-def _name(kind: Any) -> str:
-    name: str = kind.__name__
-    return name
-
-
-def _plain(value: Any, defaults: dict[str, dict[str, Any]]) -> Any:
-    """Turn kio's Python value into the one that the wire carries."""
-    if isinstance(value, datetime.timedelta):
-        return round(value.total_seconds() * 1000)
-    if isinstance(value, datetime.datetime):
-        return round(value.timestamp() * 1000)
-    if isinstance(value, enum.IntEnum):
-        return int(value)
-    if isinstance(value, tuple):
-        return [_plain(element, defaults) for element in value]
-    if dataclasses.is_dataclass(value):
-        own = {field.name: _plain(getattr(value, field.name), defaults) for field in dataclasses.fields(value)}
-        return Message(defaults[type(value).__name__] | own)
-    return value

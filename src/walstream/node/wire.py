@@ -1,7 +1,7 @@
 """The bounded codec of Kafka messages: bytes in, `Message` out; `Reply` in, bytes out.
 
-The schemas are kio's dataclasses, one per API and version; the bytes are read and written here, because a node reads
-what strangers send. Three rules hold for every read, and the tests try to break them:
+The schemas come from `node/schemas.py`, one per API and version; the bytes are read and written here, because a node
+reads what strangers send. Three rules hold for every read, and the tests try to break them:
 
 * nothing is allocated from an announced length before the bytes are known to be there;
 * one message makes at most `ELEMENTS_MAX` array elements, so that a small frame cannot become a large object graph;
@@ -15,8 +15,8 @@ its default. A `Reply` is a dict by the same names: missing keys take the defaul
 dropped, and a key that no version has is a bug of ours and fails an assertion. Times are integers in milliseconds,
 error codes are integers, a uuid is a `uuid.UUID` (`NO_UUID` when absent), arrays are lists.
 
-Readers and writers are closures, compiled on first use per API and version (`node/schemas.py` reads the dataclasses);
-consecutive fixed-width fields share one struct. This module knows nothing of connections or handlers.
+Readers and writers are closures, compiled on first use per API and version; consecutive fixed-width fields share one
+struct.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Kafka APIs that the node offers: one table, one row per API, one file per family beside it.
 
 What is not in the table is not advertised and not answered; transactions are the notable absence. A version range is
-what kio has schemas for and the handler understands; the codec's tests run over every version named here.
+what has a schema and the handler understands; the codec's tests run over every version named here.
 """
 
 from __future__ import annotations
