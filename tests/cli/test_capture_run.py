@@ -126,7 +126,7 @@ def test_from_nothing_to_rows_and_a_graceful_end(world: World, capsys: pytest.Ca
     world.database.execute("insert into orders select g, 'bread' from generate_series(3, 1000) g")
     world.wait(lambda: len(world.values()) == 1001, "the last rows are there")
     capture.send_signal(signal.SIGTERM)
-    assert capture.wait(DEADLINE_S) == 0
+    assert capture.wait(DEADLINE_S) == 0, world.printed
     assert world.said("stopping")
     assert "Traceback" not in world.printed
     found = status(capsys)
@@ -143,7 +143,7 @@ def test_from_nothing_to_rows_and_a_graceful_end(world: World, capsys: pytest.Ca
     world.database.execute("delete from orders where id = 1")
     world.wait(lambda: len(world.values()) == 1002, "the delete is there")
     capture.send_signal(signal.SIGINT)
-    assert capture.wait(DEADLINE_S) == 0
+    assert capture.wait(DEADLINE_S) == 0, world.printed
 
 
 def test_status_for_people(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_a_slot_that_is_gone_needs_an_operator(world: World, capsys: pytest.Capt
     world.wait(lambda: len(world.said("snapshot over")) == 2, "a new snapshot is taken")
     world.wait(lambda: status(capsys)["source_epoch"] == 2, "the ladder says so")
     capture.send_signal(signal.SIGTERM)
-    assert capture.wait(DEADLINE_S) == 0
+    assert capture.wait(DEADLINE_S) == 0, world.printed
 
 
 def test_retry_outlives_a_node_that_is_killed(
@@ -229,7 +229,7 @@ def test_retry_outlives_a_node_that_is_killed(
         database.execute("insert into orders values (1001)")
         world.wait(lambda: len(world.values()) == 1001, "the next one goes on")
         capture.send_signal(signal.SIGTERM)
-        assert capture.wait(DEADLINE_S) == 0
+        assert capture.wait(DEADLINE_S) == 0, world.printed
     finally:
         capture.kill()
         capture.wait()
@@ -251,7 +251,7 @@ def test_second_signal_stops_though_the_log_stands_still(
         time.sleep(1)
         assert capture.poll() is None, world.printed  # it waits for the log
         capture.send_signal(signal.SIGINT)
-        assert capture.wait(20) == 1
+        assert capture.wait(20) == 1, world.printed
         assert world.said("stopped at once")
     finally:
         capture.kill()
@@ -275,7 +275,7 @@ def test_a_line_on_a_terminal(world: World) -> None:
             is_told_to_stop = True
             capture.send_signal(signal.SIGINT)
     os.close(ours)
-    assert capture.wait(DEADLINE_S) == 0
+    assert capture.wait(DEADLINE_S) == 0, shown
     plain = ESCAPE.sub("", shown)
     assert re.search(r"\d rows/s   \d+ rows? captured   durable to [0-9A-F]+/[0-9A-F]+   ", plain)
     assert "stopping" in plain

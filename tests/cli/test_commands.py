@@ -182,7 +182,8 @@ class TestSignals:
             run("produce", topic, stdin=b"two\n")
             assert tail.stdout.readline() == b"two\n"
             tail.send_signal(signal.SIGINT)
-            assert tail.wait(10) == 0
+            code = tail.wait(10)
+            assert code == 0, tail.stderr and tail.stderr.read()
             assert tail.stdout.read() == b""
 
     def test_produce_sends_what_it_has_on_the_first_ctrl_c(self, run: Run, node: NodeProcess, topic: str) -> None:
@@ -194,8 +195,9 @@ class TestSignals:
             produce.stdin.flush()
             time.sleep(2)  # Nothing says that it waits for the third line.
             produce.send_signal(signal.SIGINT)
-            assert produce.wait(10) == 0
-            assert b"Produced 2 records" in produce.stderr.read()
+            code, said = produce.wait(10), produce.stderr.read()
+            assert code == 0, said
+            assert b"Produced 2 records" in said
         assert [record["value"] for record in read(run, topic)] == ["one", "two"]
 
 

@@ -134,9 +134,8 @@ class TestSubscribe:
 
             wait_for(has_come, "entries are printed as they come", 30, 0.2)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
             assert process.stderr is not None
-            assert process.stderr.read() == b""
+            assert (process.wait(20), process.stderr.read()) == (0, b"")
         finally:
             process.kill()
             process.wait()

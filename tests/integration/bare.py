@@ -59,6 +59,13 @@ def one_record(value: bytes, key: bytes | None = None) -> bytes:
     return bytes(build_batch([Record(0, int(time.time() * 1000), key, value)]))
 
 
+def named(code: int) -> int:
+    """Return an error code that a failed assertion shows by its name."""
+    from kio.schema.errors import ErrorCode
+
+    return ErrorCode(code)
+
+
 @dataclass(frozen=True)
 class Produced:
     error: int
@@ -116,7 +123,8 @@ class Bare:
     def produce(self, topic: str, batch: bytes, **options: int) -> Produced:
         answer = self.ask(produce_request(topic, batch, **options))
         at = 4 + 2 + len(topic.encode()) + 4 + 4
-        return Produced(*struct.unpack_from(">hq", answer, at))
+        error, base_offset = struct.unpack_from(">hq", answer, at)
+        return Produced(named(error), base_offset)
 
     def fetch(self, topic: str, offset: int, **options: int) -> Fetched:
         answer = self.ask(fetch_request(topic, offset, **options))
@@ -124,13 +132,14 @@ class Bare:
         error, high_watermark, _, aborted = struct.unpack_from(">hqqi", answer, at)
         at += 22 + 16 * max(0, aborted)
         (size,) = struct.unpack_from(">i", answer, at)
-        return Fetched(error, high_watermark, answer[at + 4 : at + 4 + max(0, size)])
+        return Fetched(named(error), high_watermark, answer[at + 4 : at + 4 + max(0, size)])
 
     def list_offsets(self, topic: str, timestamp: int, *partitions: int) -> list[Listed]:
         answer = self.ask(list_offsets_request(topic, timestamp, *partitions))
         at = 4 + 2 + len(topic.encode())
         (count,) = struct.unpack_from(">i", answer, at)
-        return [Listed(*struct.unpack_from(">ihqq", answer, at + 4 + 22 * number)) for number in range(count)]
+        found = [struct.unpack_from(">ihqq", answer, at + 4 + 22 * number) for number in range(count)]
+        return [Listed(partition, named(error), time_ms, offset) for partition, error, time_ms, offset in found]
 
     def ended(self, timeout_s: float = 10.0) -> bool:
         """Whether the node closes the connection within the time, whatever it still sends before."""

@@ -182,7 +182,7 @@ def test_only_one_capture_reads_a_slot(database: Database, node: NodeProcess, tm
     with first.running():
         Log(node, database, first).wait_for_snapshots("public.t")
         second = CaptureProcess(tmp_path, settings(database, node)).start()
-        assert second.wait() == 1
+        assert second.wait() == 1, second.log_tail()
         assert "Another capture reads this slot" in second.log_text()
         assert second.generations() == 0, "whoever does not hold the slot opens no generation"
 
