@@ -43,6 +43,7 @@ class FaultyDisk(OsDisk):
     """The real disk, with faults on demand: the calls of a kind on paths that match raise an error number."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.faults: dict[tuple[str, str], int] = {}
         self.syncs: list[Path] = []
 

@@ -49,6 +49,7 @@ class FailingDisk(OsDisk):
     """A real disk, without the waiting for it, of which any call that changes something may fail."""
 
     def __init__(self, seed: int = 0) -> None:
+        super().__init__()
         self.chance = Random(seed)
         self.rate = 0.0
         """How many of the calls fail."""

@@ -311,7 +311,7 @@ def test_retention_goes_on_where_append_times_cannot_be_reserved(tmp_path) -> No
         rig.write(old, f"{number:0100d}")
     rig.write(partition, "a")
     rig.now_ms += 3_600_000
-    disk.is_full = True
+    disk.is_full, disk.has_reserve = True, False
     with pytest.raises(PartitionOffline):
         rig.append(partition, "b")
     rig.store.tick()
@@ -511,7 +511,7 @@ def test_a_new_leader_that_starts_again_at_once_is_still_above_its_predecessor()
 def test_a_new_leader_that_cannot_note_its_floor_does_not_lead() -> None:
     rig, partition = replicated()
     rig.follow(partition, 4)
-    rig.disk.is_full = True
+    rig.disk.is_full, rig.disk.has_reserve = True, False
     heard: list[Exception | None] = []
     partition.become_leader(5, heard.append)
     assert isinstance(heard[0], PartitionOffline)

@@ -284,7 +284,7 @@ def test_a_cut_that_meets_a_full_disk_is_finished_when_there_is_space() -> None:
     before = contents(partition)
     heard = []
     partition.truncate(5, heard.append)
-    rig.disk.is_full = True
+    rig.disk.is_full, rig.disk.has_reserve = True, False
     rig.driver.flush()
     assert isinstance(heard[0], DiskFull)
     assert isinstance(partition.write_error, DiskFull)

@@ -20,6 +20,7 @@ import msgspec
 from walstream.errors import (
     ConfigError,
     CorruptLog,
+    DirectoryUnusable,
     InvalidPartitions,
     InvalidTopic,
     TopicExists,
@@ -158,7 +159,7 @@ class Catalogue:
         return meta
 
     def _save_meta(self, meta: _Meta) -> None:
-        self._disk.write(self._folder / "meta.json", msgspec.json.encode(meta), durable=True)
+        self._write("meta.json", meta)
 
     def join(self, cluster_id: str, version: int) -> None:
         """Belong to a cluster from now on, whose catalogue has this version. Only for a node that belongs to none."""
@@ -183,6 +184,18 @@ class Catalogue:
             return msgspec.json.decode(data, type=kind)
         except msgspec.DecodeError as error:
             raise CorruptLog(f"{self._folder / name} cannot be read: {error}.", "Restore it from a copy.") from error
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        try:
+            self._disk.write(self._folder / name, msgspec.json.encode(content), durable=True)
+        except OSError as error:
+            raise self._unwritable(name, error) from error
+
+    def _unwritable(self, name: str, error: OSError) -> DirectoryUnusable:
+        return DirectoryUnusable(
+            f"{self._folder / name} cannot be written: {error.strerror}.",
+            "Nothing has changed. Free some space, or fix the disk, and try again.",
+        )
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,8 +279,7 @@ class Catalogue:
     def _save(self, topics: dict[str, Topic], version: int | None = None, joined: frozenset[int] | None = None) -> None:
         version = self.version + 1 if version is None else version
         joined = self.joined if joined is None else joined
-        data = msgspec.json.encode(_Topics(list(topics.values()), version, sorted(joined)))
-        self._disk.write(self._folder / "topics.json", data, durable=True)
+        self._write("topics.json", _Topics(list(topics.values()), version, sorted(joined)))
         self.version = version
         self.joined = joined
         self.topics = topics
@@ -281,13 +293,16 @@ class Catalogue:
         """Return a producer id that no producer ever had. May block for one fsync; may be called on any thread."""
         with self._reserving:
             if self._producer_id == self._producer_id_end:
-                self._reserve(self._producer_id_end + PRODUCER_ID_BLOCK, self._append_time_ms)
+                try:
+                    self._reserve(self._producer_id_end + PRODUCER_ID_BLOCK, self._append_time_ms)
+                except OSError as error:
+                    raise self._unwritable("reserved.json", error) from error
             producer_id = self._producer_id
             self._producer_id += 1
         return producer_id
 
     def reserve_append_time(self, until_ms: int) -> None:
-        """Promise that later processes stamp above `until_ms`. Blocks; may be called on any thread."""
+        """Promise that later processes stamp above `until_ms`; raises OSError. Blocks; may be called on any thread."""
         with self._reserving:
             self._reserve(self._producer_id_end, max(until_ms, self._append_time_ms))
 

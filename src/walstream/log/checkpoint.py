@@ -77,9 +77,11 @@ def key_text(key: PartitionKey) -> str:
     return f"{topic_id}/{key[1]}"
 
 
-def save(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint durably."""
-    disk.write(path, msgspec.json.encode(checkpoint), durable=True)
+def save(disk: Disk, path: Path, checkpoint: Checkpoint) -> int:
+    """Replace the checkpoint durably; return how many bytes it has."""
+    data = msgspec.json.encode(checkpoint)
+    disk.write(path, data, durable=True)
+    return len(data)
 
 
 def load(disk: Disk, path: Path) -> Checkpoint | None:

@@ -6,6 +6,11 @@ files (`OsDisk`) and on a simulated disk that loses unsynced bytes. Nothing here
 The contract: `pwritev` writes everything or raises; what it wrote is durable only after `sync` has returned;
 a name made by `open`, `rename` or `remove` is durable only after `sync_directory`. An error is always raised,
 never logged and passed over: a failed fsync in particular is never tried again as if it could succeed later.
+
+A disk keeps a *reserve*, because freeing space takes space: retention needs a checkpoint before it removes a segment,
+and deleting a topic needs a new catalogue. `write(durable=True)` spends the reserve when the disk is full and then
+succeeds. While it is spent the log takes no batches (`is_reserve_spent`), which would use up what is left;
+`keep_reserve` makes it again once there is space.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +32,19 @@ Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024
 """Buffers per writev call; the kernel refuses more."""
+
+FREE_BYTES_MAX = 16 * 1024 * 1024
+FREE_FRACTION = 16
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether an operation failed for lack of space."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def free_bytes_min(disk: Disk, path: Path) -> int:
+    """Return how much must be free before writes resume on a disk that was full: 16 MiB, less on a small one."""
+    return min(FREE_BYTES_MAX, disk.size_bytes(path) // FREE_FRACTION)
 
 
 class File(Protocol):
@@ -56,6 +75,13 @@ class File(Protocol):
 class Disk(Protocol):
     """A folder tree."""
 
+    @property
+    def is_reserve_spent(self) -> bool:
+        """Whether a durable write used up the reserve: what space is left is for more of them."""
+
+    def keep_reserve(self, size: int) -> bool:
+        """Set space aside for durable writes to a full disk, if there is so much; return whether it is set aside."""
+
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open a file for reading and writing."""
 
@@ -82,6 +108,9 @@ class Disk(Protocol):
 
     def free_bytes(self, path: Path) -> int:
         """Return how much may still be written."""
+
+    def size_bytes(self, path: Path) -> int:
+        """Return how much the whole disk holds."""
 
 
 class OsFile:
@@ -157,7 +186,55 @@ class OsFile:
 
 
 class OsDisk:
-    """The operating system's files."""
+    """The operating system's files. `reserve` is the file that holds the reserve; without one there is none."""
+
+    def __init__(self, reserve: Path | None = None) -> None:
+        self._reserve = reserve
+        self._reserve_lock = threading.Lock()
+        self._is_reserve_spent = False
+
+    @property
+    def is_reserve_spent(self) -> bool:
+        """Whether a durable write used up the reserve."""
+        return self._is_reserve_spent
+
+    def keep_reserve(self, size: int) -> bool:
+        """Set space aside, if there is so much; return whether it is set aside. Blocks."""
+        if self._reserve is None:
+            return True
+        with self._reserve_lock:
+            fd = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                before = os.fstat(fd).st_size
+                if before < size:
+                    self._allocate(fd, before, size)
+                self._is_reserve_spent = False
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._is_reserve_spent = self._is_reserve_spent or not before
+                return False
+            finally:
+                os.close(fd)
+        return True
+
+    def _allocate(self, fd: int, before: int, size: int) -> None:
+        try:
+            os.posix_fallocate(fd, 0, size)
+            os.fsync(fd)
+        except OSError:
+            assert self._reserve is not None
+            if before:
+                os.ftruncate(fd, before)
+            else:
+                self._reserve.unlink(missing_ok=True)
+            raise
+
+    def _spend_reserve(self) -> None:
+        if self._reserve is not None:
+            with self._reserve_lock:
+                self._reserve.unlink(missing_ok=True)
+                self._is_reserve_spent = True
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
         """Open a file for reading and writing."""
@@ -172,7 +249,29 @@ class OsDisk:
 
     def write(self, path: Path, data: bytes, *, durable: bool) -> None:
         """Replace a small file as a whole, by way of a neighbour that is renamed over it."""
+        if self._is_reserve_spent and not durable:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        try:
+            self._replace(path, data, durable=durable)
+        except OSError as error:
+            if not durable or not is_full(error) or self._reserve is None:
+                raise
+            self._spend_reserve()
+            self._replace(path, data, durable=True)
+
+    def _replace(self, path: Path, data: bytes, *, durable: bool) -> None:
         neighbour = path.with_name(path.name + ".new")
+        try:
+            self._write_new(neighbour, data, durable=durable)
+        except OSError:
+            with contextlib.suppress(OSError):
+                neighbour.unlink(missing_ok=True)  # On a full disk the half of it would keep what is left.
+            raise
+        neighbour.replace(path)
+        if durable:
+            self.sync_directory(path.parent)
+
+    def _write_new(self, neighbour: Path, data: bytes, *, durable: bool) -> None:
         fd = os.open(neighbour, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
             rest = memoryview(data)
@@ -182,9 +281,6 @@ class OsDisk:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        neighbour.replace(path)
-        if durable:
-            self.sync_directory(path.parent)
 
     def list(self, path: Path) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""
@@ -224,6 +320,11 @@ class OsDisk:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
 
+    def size_bytes(self, path: Path) -> int:
+        """Return how much the whole disk holds."""
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize
+
 
 class DirectoryLock:
     """One process per data directory: an exclusive lock on its `LOCK` file, which holds the owner's process id."""
@@ -247,8 +348,8 @@ class DirectoryLock:
                 f"The data directory {directory} is in use by another walstream process (pid {owner}).",
                 "Stop that process first, or set node.data to another folder.",
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # The lock holds without the number, and a full disk must not stop a start.
+            os.pwrite(self._fd, f"{os.getpid():<10}\n".encode(), 0)
 
     def release(self) -> None:
         """Let another process in."""

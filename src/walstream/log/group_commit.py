@@ -17,6 +17,7 @@ covered is unknown, so it is neither tried again nor built upon.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from walstream.errors import DiskFull, PartitionOffline, SyncFailed
-from walstream.log.disk import Buffer, Disk, File
+from walstream.log.disk import Buffer, Disk, File, is_full
 from walstream.log.folders import partition_name
 from walstream.log.journal import Journal, PartitionKey
 from walstream.log.segment import Segment
@@ -34,6 +35,8 @@ from walstream.log.segment import Segment
 JOURNAL_BYTES_PER_FILE = 96 * 1024
 """One more fdatasync costs 0.4 ms here, in which the disk writes about this much: below it, copying is cheaper."""
 
+
+MIB = 1024 * 1024
 
 Task = Callable[[], None]
 
@@ -133,10 +136,11 @@ class FlushCounters:
 class GroupCommit:
     """Queues writes and makes them durable in groups."""
 
-    def __init__(self, disk: Disk, journal: Journal, journal_bytes_max: int) -> None:
+    def __init__(self, disk: Disk, journal: Journal, journal_bytes_max: int, resume_bytes: Callable[[], int]) -> None:
         self._disk = disk
         self._journal = journal
         self._journal_bytes_max = journal_bytes_max
+        self._resume_bytes = resume_bytes
         self._queue: SimpleQueue[list[Write] | Task | None] = SimpleQueue()
         self._held: list[Write] | Task | None = _NOTHING
         self._gathered: list[Write] = []
@@ -256,6 +260,8 @@ class GroupCommit:
             flush.fail(owner, owner.write_error)
             return False
         try:
+            if self._disk.is_reserve_spent:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # What is left is for what frees space.
             if not segment.is_named:
                 owner.prepare()
             flush.bytes += segment.file_to_write().pwritev([write.buffer for write in group], first.position)
@@ -263,7 +269,7 @@ class GroupCommit:
                 self._disk.sync_directory(segment.path.parent)
                 segment.is_named = True
         except OSError as error:
-            flush.fail(owner, _write_failure(error, segment))
+            flush.fail(owner, self._write_failure(error, segment))
             return False
         return True
 
@@ -281,7 +287,7 @@ class GroupCommit:
         try:
             segment.sync(segment.file)
         except OSError as error:
-            flush.fail(group[0].owner, _sync_failure(error, segment))
+            flush.fail(group[0].owner, self._sync_failure(error, segment))
             return
         flush.syncs += 1
         self._behind.pop(id(segment), None)
@@ -293,7 +299,7 @@ class GroupCommit:
             self._journal.append([(write.owner.key, write.buffer) for group in groups for write in group])
         except OSError as error:
             for group in groups:
-                flush.fail(group[0].owner, _sync_failure(error, group[0].segment))
+                flush.fail(group[0].owner, self._sync_failure(error, group[0].segment))
             return
         flush.syncs += 1
         flush.journaled = True
@@ -375,31 +381,32 @@ class GroupCommit:
             if error is None:
                 behind.owner.settled(behind.segment, behind.size, behind.end_offset)
             elif behind.owner.write_error is None:
-                failure = _sync_failure(error, behind.segment)
+                failure = self._sync_failure(error, behind.segment)
                 behind.owner.write_error = failure
                 behind.owner.failed(failure)
 
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-def _write_failure(error: OSError, segment: Segment) -> PartitionOffline:
-    where = partition_name(segment.path.parent)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
-            f"No space is left on the disk for {where}.",
-            "Free some, or lower retention; writes resume by themselves, reads go on.",
+    def _write_failure(self, error: OSError, segment: Segment) -> PartitionOffline:
+        where = partition_name(segment.path.parent)
+        if is_full(error):
+            return DiskFull(
+                f"No space is left on the disk for {where}.",
+                "Free some, lower retention or delete topics; writes resume by themselves when "
+                f"{self._resume_bytes() / MIB:.1f} MiB are free, reads go on.",
+            )
+        return PartitionOffline(
+            f"{where} cannot be written: {error.strerror}.",
+            "Mend the cause and restart the node; reads go on.",
         )
-    return PartitionOffline(
-        f"{where} cannot be written: {error.strerror}.",
-        "Mend the cause and restart the node; reads go on.",
-    )
 
-
-def _sync_failure(error: OSError, segment: Segment) -> PartitionOffline:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _write_failure(error, segment)
-    return SyncFailed(
-        f"fsync failed for {partition_name(segment.path.parent)}: {error.strerror}.",
-        "What it covered was not acknowledged. Check the disk, then restart the node; reads go on.",
-    )
+    def _sync_failure(self, error: OSError, segment: Segment) -> PartitionOffline:
+        if is_full(error):
+            return self._write_failure(error, segment)
+        return SyncFailed(
+            f"fsync failed for {partition_name(segment.path.parent)}: {error.strerror}.",
+            "What it covered was not acknowledged. Check the disk, then restart the node; reads go on.",
+        )
 
 
 class FlushThread:

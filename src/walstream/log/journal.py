@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from uuid import UUID
@@ -35,7 +36,7 @@ from uuid import UUID
 from crc32c import crc32c
 
 from walstream.log.batch import walk
-from walstream.log.disk import Buffer, Disk, File
+from walstream.log.disk import Buffer, Disk, File, is_full
 
 PartitionKey = tuple[UUID, int]
 """A topic's id and a partition's number: a topic created again under an old name is another topic."""
@@ -146,11 +147,16 @@ class Journal:
             raise
 
     def _begin(self) -> File:
-        """Open the next file, which is the spare one whenever there is time to prepare it."""
+        """Open the next file: the spare one, or an empty and therefore cold one on a disk too full for a spare."""
         path = self._path(self._number)
         with self._spare_lock:
-            self._prepare()
-            self._disk.rename(self._folder / _SPARE, path)
+            try:
+                self._prepare()
+                self._disk.rename(self._folder / _SPARE, path)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._disk.open(path, create=True)
         self._disk.sync_directory(self._folder)
         file = self._disk.open(path)
         self._warm_bytes = file.size()
@@ -159,14 +165,16 @@ class Journal:
     def start(self) -> None:
         """Open the first file, unless `forget` did, and prepare the next one, before anybody waits for a flush.
 
-        Without space for them there is no journal until the next start: the log does without it, only slower.
+        If it cannot be opened there is no journal until the next start: the log does without it, only slower.
         """
         try:
             if self._file is None:
                 self._file = self._begin()
-            self.prepare()
         except OSError:
             self.is_broken = True
+        else:
+            with suppress(OSError):  # The next flush that needs a spare file tries again.
+                self.prepare()
 
     def prepare(self) -> None:
         """Create the spare file if there is none, filled with zeros: about 20 ms. Safe on the settling thread."""
@@ -177,10 +185,20 @@ class Journal:
         if _SPARE in self._disk.list(self._folder):
             return
         path = self._folder / f"{_SPARE}.new"
-        file = self._disk.open(path, create=True)
-        file.pwritev([bytes(self._prepared_bytes)], 0)
-        file.sync()
+        try:
+            file = self._disk.open(path, create=True)
+            file.pwritev([bytes(self._prepared_bytes)], 0)
+            file.sync()
+        except OSError:
+            with suppress(OSError):
+                self._disk.remove(path)  # On a full disk the half of it would keep what is left.
+            raise
         self._disk.rename(path, self._folder / _SPARE)
+
+    def give_up_spare(self) -> None:
+        """Remove the spare file, for a disk that is full before anything was begun."""
+        for name in (_SPARE, f"{_SPARE}.new"):
+            self._disk.remove(self._folder / name)
 
     @property
     def is_cold(self) -> bool:

@@ -26,11 +26,13 @@ class Saver:
         self._collect = collect
         self._waiters: list[Done] = []
         self._is_saving = False
+        self.saved_bytes = 0
+        """The size of the last checkpoint that this process wrote."""
         self.saved = checkpoints.load(disk, path) or Checkpoint(epoch=0, clean=False)
 
     def write(self, state: Checkpoint) -> None:
         """Make a checkpoint durable, and remember that it is. Blocks."""
-        checkpoints.save(self._disk, self._path, state)
+        self.saved_bytes = checkpoints.save(self._disk, self._path, state)
         self.saved = state
 
     def save(self, done: Done) -> None:

@@ -23,6 +23,7 @@ from walstream.errors import (
     DirectoryUnusable,
     DiskFull,
     PartitionOffline,
+    StorageError,
     UnknownTopic,
     WalstreamError,
 )
@@ -32,7 +33,7 @@ from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
-from walstream.log.disk import Disk
+from walstream.log.disk import Disk, free_bytes_min
 from walstream.log.driver import Driver
 from walstream.log.folders import rename_old_folders, topic_folder
 from walstream.log.group_commit import GroupCommit, Write
@@ -53,8 +54,9 @@ from walstream.log.trash import Trash
 
 log = logs.get(__name__)
 
-FREE_BYTES_MIN = 16 * 1024 * 1024
-"""A partition that met a full disk tries again once this much is free."""
+RESERVE_BYTES_MIN = 1024 * 1024
+RESERVE_CHECKPOINTS = 4
+"""The reserve holds so many checkpoints: the catalogue and the file of epochs are each smaller than one."""
 
 SETTLING_INTERVAL_MS = 5_000
 """A journal that has used up its warm part is settled early, but not more often than this."""
@@ -122,12 +124,17 @@ class LogStore:
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention_interval_ms = retention_interval_ms
         self._checkpoint_due_ms = self._retention_due_ms = self._settling_due_ms = 0
+        self._not_removed: list[Dropped] = []
+        """Segments below their log's start whose files are left: a checkpoint or an unlink failed."""
         for name in ("journal", "topics", "trash"):
             disk.make_directory(folder / name)
         self._saver = Saver(disk, folder / "checkpoint.json", driver, partial(self._checkpoint, clean=False))
         self.append_clock = AppendClock(catalogue.append_time_floor_ms, catalogue.reserve_append_time)
         self._journal = Journal(disk, folder / "journal", self._saver.saved.epoch, journal_prepared_bytes)
-        self.commit = GroupCommit(disk, self._journal, journal_bytes_max)
+        self._free_bytes_min = free_bytes_min(disk, folder)
+        self._reserve_bytes = RESERVE_BYTES_MIN
+        self._was_full = self._is_making_reserve = False
+        self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes)
         self.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
         self._open()
@@ -136,6 +143,7 @@ class LogStore:
 
     def _open(self) -> None:
         saved = self._saver.saved
+        self._begin_reserve()
         rename_old_folders(self.disk, self._folder / "topics", self.catalogue.topics)
         self._trash.discard_strangers(self.catalogue.topics)
         redo = self._journal.recover()
@@ -157,6 +165,15 @@ class LogStore:
         self._journal.start()
         self._driver.start(self.commit)
         self._schedule(self.monotonic_ms())
+
+    def _begin_reserve(self) -> None:
+        """Set the reserve aside; on a full disk that has none, in the place of the journal's spare file."""
+        try:
+            if not self.disk.keep_reserve(RESERVE_BYTES_MIN):
+                self._journal.give_up_spare()
+                self.disk.keep_reserve(RESERVE_BYTES_MIN)
+        except OSError as error:
+            log.warning("no space set aside for a full disk", error=str(error))
 
     def _let_go_of_the_journal(self, redo: dict[PartitionKey, Redo]) -> None:
         """Drop the old files, whose batches are where they belong; keep them for partitions that could not be opened.
@@ -217,7 +234,8 @@ class LogStore:
         for partition in self.partitions.values():
             segment = partition.segments[-1]
             if segment.is_index_loaded and segment.size:
-                segment.save_index()
+                with suppress(OSError):  # It is rebuilt from the segment.
+                    segment.save_index()
         self._saver.write(self._checkpoint(clean=True))
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,6 +267,7 @@ class LogStore:
     def configure_topic(self, name: str, config: dict[str, str]) -> None:
         """Replace a topic's own settings."""
         self._apply_settings(self.catalogue.configure(name, config))
+        self._retention_due_ms = self.monotonic_ms()  # A full disk waits for what a lower retention frees.
 
     def _apply_settings(self, topic: Topic) -> None:
         settings = self.catalogue.settings(topic)
@@ -280,6 +299,8 @@ class LogStore:
             for index in range(topic.partitions):
                 partition = self.partitions.pop((topic.name, index))
                 partition.discard(PartitionOffline(f"The topic {topic.name} was deleted."))
+                for segment in partition.segments:
+                    self.open_files.forget(segment)  # An open file keeps its space after it is removed.
             self.commit.run_between(partial(self._discard, topic_folder(topic)))
 
     def _discard(self, name: str) -> None:
@@ -296,12 +317,21 @@ class LogStore:
         self._drop([(partition, partition.advance_start(before))], done)
 
     def _drop(self, dropped: list[Dropped], done: Callable[[Exception | None], None] | None = None) -> None:
-        """Remove segments below their log's start, after the checkpoint has the new start."""
+        """Remove segments below their log's start, after the checkpoint has the new start.
+
+        Those that an error leaves behind are removed with the next ones.
+        """
+        doomed, self._not_removed = [*self._not_removed, *dropped], []
 
         def saved(error: Exception | None) -> None:
             if error is None:
-                for partition, segments in dropped:
+                for partition, segments in doomed:
                     self._remove_files(partition, segments)
+            else:
+                self._not_removed += doomed
+                log.warning("segments kept: the checkpoint was not saved", error=str(error))
+                if isinstance(error, OSError):
+                    error = StorageError(f"The checkpoint cannot be written: {error.strerror}.", "Free some space.")
             if done is not None:
                 done(error)
 
@@ -318,13 +348,20 @@ class LogStore:
         elif not self._rounds.is_finishing(partition, again):
             in_use = {segment.path for segment in partition.segments}
             gone = [segment for segment in segments if segment.path not in in_use]
+            left = list(gone)
 
             def remove() -> None:
-                for segment in gone:
-                    segment.remove()
+                while left:
+                    left[-1].remove()
+                    left.pop()
+
+            def removed(_: None, error: Exception | None) -> None:
+                if error is not None:
+                    log.warning("segments kept", partition=partition.name, segments=len(left), error=str(error))
+                    self._not_removed.append((partition, left))
 
             if gone:
-                self._driver.run(remove, partial(self._ended, "segments kept"))
+                self._driver.run(remove, removed)
 
     # ── what the partitions share ────────────────────────────────────────────────────────────────────────────────
 
@@ -391,9 +428,10 @@ class LogStore:
         now_ms = self.monotonic_ms()
         if any(partition.settings.append_time for partition in self.partitions.values()):
             self.append_clock.tick(self.now_ms(), self._driver.run, _not_reserved)
-        for partition in list(self.partitions.values()):
-            if isinstance(partition.write_error, DiskFull) and not partition.is_held:
-                self._reopen(partition)
+        if self._has_space():
+            for partition in list(self.partitions.values()):
+                if isinstance(partition.write_error, DiskFull) and not partition.is_held:
+                    self._reopen(partition)
         if self.commit.wants_settling and now_ms >= self._settling_due_ms:
             self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
             self.commit.ask_settling()
@@ -426,20 +464,21 @@ class LogStore:
             start = min(retained_from(partition.segments, settings, now_ms), partition.high_watermark)
             if segments := partition.advance_start(start):
                 dropped.append((partition, segments))
-        if dropped:
+        if dropped or self._not_removed:
             sizes = [segment.size for _, segments in dropped for segment in segments]
             log.info("retention", dropped_segments=len(sizes), dropped_bytes=sum(sizes))
             self._drop(dropped)
 
     def compact(self) -> None:
-        """Begin the next round of compaction that is due; one runs at a time."""
+        """Begin the next round of compaction that is due; one runs at a time. It needs space before it frees any."""
+        if self.disk.is_reserve_spent:
+            return
         self._rounds.begin(self.partitions.values(), self._saver.saved, self.now_ms())
 
     def _reopen(self, partition: PartitionLog) -> None:
-        """Bring a partition back that met a full disk, if there is space now."""
-        if self.disk.free_bytes(self._folder) >= FREE_BYTES_MIN:
-            partition.begin_reopening()
-            self.leave_alone(partition, partial(self._recover, partition))
+        """Bring a partition back that met a full disk, now that there is space."""
+        partition.begin_reopening()
+        self.leave_alone(partition, partial(self._recover, partition))
 
     def _recover(self, partition: PartitionLog) -> None:
         """Open the files of a partition again, which nothing else changes until `end_reopening`."""
@@ -474,6 +513,56 @@ class LogStore:
         partition.end_reopening(found)
         if found is not None:
             log.info("partition back online", partition=partition.name, log_end=partition.log_end)
+
+    # ── space ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def free_bytes(self) -> int:
+        """How much may still be written to the disk."""
+        return self.disk.free_bytes(self._folder)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is full: the reserve is spent, or a partition waits for space."""
+        return self.disk.is_reserve_spent or any(isinstance(p.write_error, DiskFull) for p in self.partitions.values())
+
+    @property
+    def resume_bytes(self) -> int:
+        """How much must be free for writes to resume on a full disk; the reserve comes first if it is spent."""
+        return self._free_bytes_min + (self._wanted_reserve() if self.disk.is_reserve_spent else 0)
+
+    def _wanted_reserve(self) -> int:
+        needed = RESERVE_CHECKPOINTS * self._saver.saved_bytes
+        return -(-needed // RESERVE_BYTES_MIN) * RESERVE_BYTES_MIN or RESERVE_BYTES_MIN
+
+    def _has_space(self) -> bool:
+        """Keep the reserve up, and tell whether partitions may resume writes."""
+        is_full = self.disk.is_reserve_spent
+        if is_full != self._was_full:
+            self._was_full = is_full
+            if is_full:
+                self._rounds.stop()
+                log.error("disk full", free_bytes=self.free_bytes, writes_resume_at_bytes=self.resume_bytes)
+            else:
+                log.info("disk has space again", free_bytes=self.free_bytes)
+        wanted = self._wanted_reserve()
+        free_bytes = self.free_bytes
+        is_wanted = (is_full or wanted > self._reserve_bytes) and not self._is_making_reserve
+        if is_wanted and free_bytes >= self._free_bytes_min + wanted:
+            self._make_reserve(wanted)
+        return not self.disk.is_reserve_spent and free_bytes >= self._free_bytes_min
+
+    def _make_reserve(self, size: int) -> None:
+        self._is_making_reserve = True
+
+        def made(is_made: bool | None, error: Exception | None) -> None:
+            self._is_making_reserve = False
+            if error is not None:
+                log.warning("no space set aside for a full disk", error=str(error))
+            if is_made:
+                self._reserve_bytes = size
+
+        self._driver.run(lambda: self.disk.keep_reserve(size), made)
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -25,7 +25,7 @@ log = logs.get(__name__)
 
 def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, LogStore]:
     """Open the catalogue and the log of a folder that is locked, to be used in turns of the loop."""
-    disk = OsDisk()
+    disk = OsDisk(reserve=folder / "reserve")
     cluster, node_id = config.replication, config.node.node_id
     catalogue = Catalogue(
         disk,

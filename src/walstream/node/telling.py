@@ -84,7 +84,7 @@ class Telling:
             return
         try:
             self._catalogue.note_joined(peer)
-        except OSError as error:
+        except WalstreamError as error:
             log.error("a node that has joined was not noted", peer=peer, error=str(error))
             link.fail(LinkRefused(f"That node {peer} has joined is not kept: {error}."))
             return

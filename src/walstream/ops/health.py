@@ -61,7 +61,7 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
     replicated = None if source.replicas is None else replication.document(source.replicas)
     is_behind = replicated is not None and any(replicated[name] for name in CLUSTER_FAULTS)
     return 200, {
-        "status": "degraded" if offline or quarantined or is_behind else "ok",
+        "status": "degraded" if offline or quarantined or is_behind or store.is_full else "ok",
         "version": source.version,
         "epoch": store.epoch,
         "uptime_seconds": round(source.uptime_seconds, 3),
@@ -69,6 +69,11 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
         "partitions": len(partitions),
         "partitions_offline": len(offline),
         "partitions_quarantined": len(quarantined),
+        "disk": {
+            "full": store.is_full,
+            "free_bytes": store.free_bytes,
+            "writes_resume_at_free_bytes": store.resume_bytes,
+        },
         "offline": offline[:DETAILS_MAX],
         "quarantined": quarantined[:DETAILS_MAX],
         **({} if replicated is None else {"replication": replicated}),

@@ -218,6 +218,8 @@ class Exporter(Collector):
         yield _counter("walstream_flush_journaled", "Group commits made durable by the journal.", flushes.journaled)
         yield _counter("walstream_damage_reports", "Damaged places found in the log.", store.damage_reports)
         yield _counter("walstream_write_failures", "Times a partition went offline.", store.write_failures)
+        yield _gauge("walstream_disk_free_bytes", "Space left on the log's disk.", store.free_bytes)
+        yield _gauge("walstream_disk_full", "Whether partitions wait for space on the disk.", store.is_full)
         yield _gauge("walstream_epoch", "The epoch of this start of the node.", store.epoch)
 
     def _partitions(self) -> Iterator[Metric]:

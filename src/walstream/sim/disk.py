@@ -143,6 +143,9 @@ class SimDisk:
         """How many more changing operations are carried out before the power goes."""
         self.syncs = 0
         self.on_sync_failed: Callable[[], None] | None = None
+        self.is_reserve_spent = False
+        self.has_reserve = False
+        """Whether durable writes succeed although the disk is full."""
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,6 +176,7 @@ class SimDisk:
 
     def wipe(self) -> None:
         """Put a new disk in the place of this one."""
+        self.is_reserve_spent = self.has_reserve = False
         self._root = Folder()
         self._changes.clear()
 
@@ -212,6 +216,14 @@ class SimDisk:
 
     # ── the interface of log.disk ────────────────────────────────────────────────────────────────────────────────
 
+    def keep_reserve(self, size: int) -> bool:  # noqa: ARG002  The interface has it.
+        """Set space aside, unless the disk is full; once it was set aside, it lasts for every durable write."""
+        if not self.is_full:
+            self.has_reserve, self.is_reserve_spent = True, False
+        elif not self.has_reserve:
+            self.is_reserve_spent = True
+        return not self.is_reserve_spent
+
     def open(self, path: Path, *, create: bool = False) -> SimFile:
         """Open a file for reading and writing."""
         folder, name = self._parent(path)
@@ -236,7 +248,9 @@ class SimDisk:
         folder, name = self._parent(path)
         self.spend()
         if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            self.is_reserve_spent = self.is_reserve_spent or durable
+            if not durable or not self.has_reserve:
+                raise OSError(errno.ENOSPC, "No space left on device")
         neighbour = Inode()
         self._change([(folder, name + ".new", neighbour)])
         _write(neighbour, 0, data)
@@ -301,6 +315,10 @@ class SimDisk:
     def free_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.
         """Return how much may still be written."""
         return 0 if self.is_full else FREE_BYTES
+
+    def size_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.
+        """Return how much the whole disk holds."""
+        return FREE_BYTES
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -124,7 +124,7 @@ async def delete_topics(context: Context, request: Message) -> Reply:
     asked = [(t.name, t.topic_id) for t in request.topics] + [(name, NO_UUID) for name in request.topic_names]
     catalogue = context.node.catalogue
     replies: list[Reply] = []
-    found: dict[str, None] = {}
+    found: dict[str, Reply] = {}
     for name, topic_id in asked:
         try:
             if name is None:
@@ -141,16 +141,27 @@ async def delete_topics(context: Context, request: Message) -> Reply:
         except Exception as error:
             replies.append({"name": name, "topic_id": topic_id, **failure(context, error)})
         else:
-            found[topic.name] = None
-            replies.append({"name": topic.name, "topic_id": topic.id})
+            found[topic.name] = {"name": topic.name, "topic_id": topic.id}
+            replies.append(found[topic.name])
     if found:
-        context.node.store.delete_topics(list(found))
-        try:
-            await context.node.groups.forget_deleted_topics()
-        except Exception as error:
-            # The topics are deleted and their offsets are served to nobody; the upkeep of the groups tries again.
-            log.warning("offsets of deleted topics kept", topics=list(found), error=str(error) or repr(error))
+        refused = await _delete(context, found)
+        for reply in found.values():
+            reply.update(refused)
     return {"responses": replies}
+
+
+async def _delete(context: Context, names: Iterable[str]) -> Reply:
+    """Delete topics and the offsets committed for them; return the error if the topics cannot be deleted."""
+    try:
+        context.node.store.delete_topics(list(names))
+    except Exception as error:
+        return failure(context, error)
+    try:
+        await context.node.groups.forget_deleted_topics()
+    except Exception as error:
+        # The topics are deleted and their offsets are served to nobody; the upkeep of the groups tries again.
+        log.warning("offsets of deleted topics kept", topics=list(names), error=str(error) or repr(error))
+    return {}
 
 
 async def create_partitions(context: Context, request: Message) -> Reply:
