@@ -437,6 +437,14 @@ def test_compacted_topics(make_node: MakeNode) -> None:
         }
         assert found == {key: 5950 + key for key in range(50)}
 
+        # The gaps are there, whatever the topic's settings say: a follower takes them from its leader.
+        configure_topic(cluster.address, "t", cleanup_policy="delete")
+        cluster[3].kill()
+        cluster.wipe(3)
+        cluster[3].start()
+        cluster.wait_in_sync("t", 3)
+        wait_for(lambda: last_of(1) == last_of(3), "the last records are the same", 30, 0.5)
+
 
 def test_a_follower_behind_retention_begins_anew(make_node: MakeNode) -> None:
     with running(make_node, log__retention_check_interval_ms=200) as cluster:

@@ -1,10 +1,13 @@
 import random
+from itertools import pairwise
 
+import msgspec
 import pytest
 
 from log.rig import Rig
+from walstream.errors import CorruptBatch, PartitionOffline
 from walstream.log import times, truncation
-from walstream.log.batch import walk
+from walstream.log.batch import parse_header, walk
 from walstream.log.records import iter_records
 
 
@@ -298,7 +301,7 @@ def test_the_last_committed_batch_of_a_producer_stays_although_it_has_later_ones
     rig = Rig(tmp_path, replicated=True)
     partition = compacted(rig)
     partition.become_leader(1, lambda error: None)
-    rig.write(partition, "committed", keys=["k"], **producer(7))
+    rig.write(partition, "committed", keys=["k0"], **producer(7))
     fill(rig, partition, 100, keys=1)
     end = partition.log_end
     for sequence in range(1, 8):
@@ -332,3 +335,90 @@ def test_an_empty_batch_has_no_time_that_is_looked_for(rig):
     assert partition.max_timestamp() is not None
     assert partition.offset_for_time(latest) is not None
     assert times.max_timestamp(partition.segments, 0, 2) == (0, latest - 1000)
+
+
+def contents(partition):
+    """Return (base offset, epoch, CRC) of every durable batch."""
+    offset, found = partition.log_start, []
+    while offset < partition.durable_end:
+        chunk = partition.read_replica_blocking(offset, 1)
+        header = parse_header(chunk.buffers[0])
+        found.append((header.base_offset, header.leader_epoch, header.crc))
+        offset = chunk.next_offset
+    return found
+
+
+NOT_COMPACTED = {"cleanup.policy": "delete", "segment.bytes": "2048"}
+
+
+def test_gaps_of_a_topic_that_is_no_longer_compacted_are_copied_and_survive_a_crash(tmp_path):
+    rig = Rig(tmp_path / "leader", replicated=True)
+    partition = compacted_below(rig, 100)
+    rig.store.configure_topic("t", NOT_COMPACTED)
+    other = Rig(tmp_path / "copy", replicated=True)
+    copy = other.topic(cleanup_policy="delete", segment_bytes="2048")
+    copy.become_follower(1, lambda error: None)
+    refusals = 0
+    while copy.log_end < partition.durable_end:
+        chunk = partition.read_replica_blocking(copy.log_end, 500)
+        offset, may_have_gaps = copy.log_end, copy.log_end < partition.gaps_below
+        try:
+            copy.append_replicated(chunk.buffers, offset=offset, now_ms=other.now_ms, may_have_gaps=may_have_gaps)
+        except PartitionOffline:
+            refusals += 1  # The leader sends it again when the follower asks for it.
+        other.driver.flush()
+    assert refusals == 1
+    expected = contents(partition)
+    for log in (copy, other.again(replicated=True).store.partition("t", 0)):
+        assert contents(log) == expected
+        assert log.gaps_below == copy.gaps_below <= partition.gaps_below, "no more than there is is taken for a gap"
+        assert log.damaged == []
+
+
+def test_a_gap_that_the_leader_does_not_announce_is_refused(tmp_path):
+    rig = Rig(tmp_path / "leader", replicated=True)
+    partition = compacted_below(rig, 100)
+    other = Rig(tmp_path / "copy", replicated=True)
+    copy = other.topic(cleanup_policy="delete")
+    copy.become_follower(1, lambda error: None)
+    chunk = partition.read_replica_blocking(0, 500)
+    with pytest.raises(CorruptBatch):
+        copy.append_replicated(chunk.buffers, offset=0, now_ms=0)
+
+
+def test_gaps_that_were_copied_before_the_topic_stopped_being_compacted_survive_a_crash(tmp_path):
+    rig = Rig(tmp_path / "leader", replicated=True)
+    partition = compacted_below(rig, 100)
+    other = Rig(tmp_path / "copy", replicated=True)
+    copy = compacted(other)
+    copy.become_follower(1, lambda error: None)
+    while copy.log_end < partition.durable_end:
+        chunk = partition.read_replica_blocking(copy.log_end, 500)
+        copy.append_replicated(chunk.buffers, offset=copy.log_end, now_ms=other.now_ms)
+        other.driver.flush()
+    other.store.configure_topic("t", NOT_COMPACTED)
+    again = other.again(replicated=True).store.partition("t", 0)
+    assert contents(again) == contents(partition)
+    assert again.damaged == []
+
+
+def test_a_scan_of_all_segments_takes_the_emptied_end_of_one_for_a_gap(rig):
+    partition = compacted(rig)
+    for number in range(30):
+        rig.write(partition, "once", keys=[f"once {number}"])
+    fill(rig, partition, 200, keys=1)
+    settle(rig)
+    expected = table(partition)[0]
+    gaps = [
+        segment
+        for segment, following in pairwise(partition.segments)
+        if [header for _, header in segment.headers()][-1].next_offset < following.base_offset
+    ]
+    assert gaps
+    saved = rig.store._saver.saved
+    key = next(iter(saved.partitions))
+    unknown = msgspec.structs.replace(saved.partitions[key], segment=0, position=0, offset=0)
+    rig.store._saver.write(msgspec.structs.replace(saved, partitions={key: unknown}))
+    again = rig.again().store.partition("t", 0)
+    assert again.damaged == []
+    assert table(again)[0] == expected

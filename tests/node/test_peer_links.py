@@ -84,6 +84,7 @@ class ColdLog:
 
     name: str = "t-0"
     high_watermark: int = 10
+    gaps_below: int = 0
     log_start: int = 0
 
     @property

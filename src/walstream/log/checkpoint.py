@@ -40,6 +40,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True):
     """Compaction has seen everything below."""
     gaps_below: int = 0
     """Compaction may have taken offsets away below; above, a missing offset is damage."""
+    takes_gaps: bool = False
+    """Behind the checkpoint there may be more gaps than that: a leader has sent them."""
     tombstones_due_ms: int | None = None
     """When compaction should come again, although nothing is dirty, because tombstones may go then."""
     leader_epoch: int = -1

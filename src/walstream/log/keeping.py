@@ -33,6 +33,9 @@ class KeptLog(ReadableLog):
     producers: ProducerStates
     cleaned_until: int
     """Compaction has seen everything below."""
+    takes_gaps: bool
+    """Whether a leader may have sent gaps above `gaps_below` that no checkpoint knows of, although the topic is not
+    compacted any more."""
     replicated: bool
     """Whether the node is one of several: then others decide on roles and on the high watermark."""
     is_leader: bool
@@ -59,6 +62,8 @@ class KeptLog(ReadableLog):
         """Whether a reset is under way: whatever is wrong with the files, they are about to go."""
         self.is_discarded = False
         """Whether the topic was deleted. The folder is in the trash, or will be behind all queued writes."""
+        self._are_gaps_noted = False
+        """Whether a saved checkpoint says `takes_gaps`."""
         self._stamps = Stamps(shared.append_clock)
         self._after_release: list[Callable[[], None]] = []
 
@@ -79,6 +84,7 @@ class KeptLog(ReadableLog):
         self.producers = recovered.producers
         self.cleaned_until = recovered.cleaned_until
         self.gaps_below = recovered.gaps_below
+        self.takes_gaps = self._are_gaps_noted = recovered.takes_gaps
         self.tombstones_due_ms = recovered.tombstones_due_ms
         self.damaged = list(recovered.damaged)
         if not self.replicated:
@@ -95,6 +101,8 @@ class KeptLog(ReadableLog):
         """Have other settings from now on."""
         if settings.append_time and not self.settings.append_time:
             self._stamps.begin(self.log_end)  # What is queued has its producers' times.
+        if self.replicated and self.settings.compacted:
+            self.takes_gaps = True
         self.settings = settings
 
     # ── cutting, in the steps of `truncation` ────────────────────────────────────────────────────────────────────
@@ -224,6 +232,7 @@ class KeptLog(ReadableLog):
             producers=self.producers.snapshot(below=offset),
             cleaned_until=self.cleaned_until,
             gaps_below=self.gaps_below,
+            takes_gaps=self.takes_gaps or (self.replicated and self.settings.compacted),
             tombstones_due_ms=self.tombstones_due_ms,
             leader_epoch=self.leader_epoch,
             led_epoch=self.led_epoch,

@@ -217,12 +217,16 @@ class PartitionLog(KeptLog):
         self._in_flight.add(write)
         self._shared.submit(write)
 
-    def append_replicated(self, received: Sequence[Buffer], *, offset: int, now_ms: int) -> int:
+    def append_replicated(
+        self, received: Sequence[Buffer], *, offset: int, now_ms: int, may_have_gaps: bool = False
+    ) -> int:
         """Check what the leader sent from `offset` on and queue it; return the new log end. All of it, or nothing.
 
         The buffers belong to the log until `when_durable` calls back for the last offset. Raises CorruptBatch where a
         CRC fails or batches do not continue the log, FencedLeaderEpoch where an epoch is none that this log may
         hold there, PartitionOffline if it takes no writes.
+
+        `may_have_gaps`: the leader says that compaction has left gaps there, whatever the topic's settings are now.
         """
         assert not self.is_leader, "a leader takes nothing from others"
         if self.write_error is not None:
@@ -233,8 +237,10 @@ class PartitionLog(KeptLog):
         first = first_offset(received, offset) if is_untouched else offset
         parsed = check_received(
             received, offset, self.log_end, self.epochs.last_epoch, self.leader_epoch, first=first,
-            dense=not self.settings.compacted,
+            dense=not (self.settings.compacted or may_have_gaps),
         )  # fmt: skip
+        if may_have_gaps:
+            self._expect_gaps(parsed)
         if first < offset and parsed:
             # Nothing was ever written to the segment that began in the middle of this batch.
             self.segments = [Segment(self._shared.disk, self.folder, first, self._shared.open_files)]
@@ -242,6 +248,23 @@ class PartitionLog(KeptLog):
         for buffer, headers in parsed:
             self._enqueue_run(memoryview(buffer), headers, now_ms)
         return self.log_end
+
+    def _expect_gaps(self, parsed: list[tuple[Buffer, list[BatchHeader]]]) -> None:
+        """Have the checkpoint say that gaps may follow, before the first batch behind one is written.
+
+        Otherwise recovery would take it for damage. Raises PartitionOffline until the checkpoint is saved.
+        """
+        expected = self.log_end
+        for _, headers in parsed:
+            for header in headers:
+                if header.base_offset > expected and not self._are_gaps_noted:
+                    self.takes_gaps = True
+                    self._shared.save_checkpoint(self._note_gaps)
+                    raise PartitionOffline(f"{self.name} notes first that gaps may follow.", "Send again.")
+                expected = header.next_offset
+
+    def _note_gaps(self, error: Exception | None) -> None:
+        self._are_gaps_noted = self._are_gaps_noted or error is None
 
     def _enqueue_run(self, buffer: memoryview, headers: list[BatchHeader], now_ms: int) -> None:
         """Queue batches that stand in a row: one write for as many as go to the same segment."""

@@ -49,6 +49,7 @@ class Recovered:
     producers: ProducerStates
     cleaned_until: int = 0
     gaps_below: int = 0
+    takes_gaps: bool = False
     tombstones_due_ms: int | None = None
     leader_epoch: int = -1
     led_epoch: int = -1
@@ -121,6 +122,7 @@ def recover(
         producers=ProducerStates.restore(known.producers, producers_max, now_ms=monotonic_ms),
         cleaned_until=known.cleaned_until,
         gaps_below=known.gaps_below,
+        takes_gaps=known.takes_gaps,
         tombstones_due_ms=known.tombstones_due_ms,
         leader_epoch=known.leader_epoch,
         led_epoch=known.led_epoch,

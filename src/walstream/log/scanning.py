@@ -68,6 +68,8 @@ class Scan:
         number = first
         while number < len(segments):
             segment = segments[number]
+            if self.found.log_end < segment.base_offset <= self.found.gaps_below and number > first:
+                self.found.log_end = segment.base_offset  # Compaction emptied the end of the segment before.
             if segment.base_offset != self.found.log_end and number > first:
                 if not any(map(self._holds_anything, segments[number:])):
                     self._remove(segments[number:])
@@ -137,7 +139,8 @@ class Scan:
         file.sync()
 
     def _rule(self, end: int) -> Rule:
-        gaps_below = OFFSET_MAX if self.is_compacted else self.found.gaps_below
+        may_have_gaps = self.is_compacted or self.found.takes_gaps
+        gaps_below = OFFSET_MAX if may_have_gaps else self.found.gaps_below
         return Rule(gaps_below, end, self.found.epochs, self.epoch_max)
 
     def _take_in(self, segment: Segment, chunk: bytes, position: int) -> None:

@@ -111,7 +111,7 @@ def lowered(
     if cut.is_reset:
         return PartitionCheckpoint(
             log_start=cut.end, segment=cut.end, position=0, offset=cut.end, leader_epoch=saved.leader_epoch,
-            led_epoch=saved.led_epoch, durable_end=cut.end, high_watermark=cut.end,
+            led_epoch=saved.led_epoch, takes_gaps=saved.takes_gaps, durable_end=cut.end, high_watermark=cut.end,
             high_watermark_epoch=saved.high_watermark_epoch, is_unclean=saved.is_unclean,
         )  # fmt: skip
     kept = msgspec.structs.replace(

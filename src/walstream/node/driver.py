@@ -289,7 +289,12 @@ class Replica:
     def _append(self, effect: do.Append) -> None:
         links, peer, credit_bytes = self._host.links, effect.peer, effect.credit_bytes
         try:
-            self.partition.append_replicated(effect.batches, offset=effect.offset, now_ms=self._host.store.now_ms())
+            self.partition.append_replicated(
+                effect.batches,
+                offset=effect.offset,
+                now_ms=self._host.store.now_ms(),
+                may_have_gaps=effect.may_have_gaps,
+            )
         except WalstreamError as error:
             links.return_credit(peer, credit_bytes)
             self.feed(on.AppendFailed(effect.token, str(error)))

@@ -339,6 +339,7 @@ class PeerLink:
             self.sent_bytes += size
         else:
             message.batches = found.buffers
+            message.may_have_gaps = request.offset < partition.gaps_below
             self._write(link.send_data(message, size))
         sent = on.DataSent(
             request.token, request.peer, request.session, request.offset, found.next_offset, size, high_watermark

@@ -113,6 +113,8 @@ class Append:
     next_offset: int
     batches: Batches
     credit_bytes: int
+    may_have_gaps: bool = False
+    """The leader says that compaction may have left gaps between the batches."""
 
 
 @dataclass(frozen=True, slots=True)

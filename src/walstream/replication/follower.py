@@ -273,7 +273,17 @@ class Follower:
             return
         if message.offset == self._expected < message.next_offset:
             self._expected = message.next_offset
-            ctx.out.append(Append(ctx.token, self.leader, message.offset, message.next_offset, message.batches, size))
+            ctx.out.append(
+                Append(
+                    ctx.token,
+                    self.leader,
+                    message.offset,
+                    message.next_offset,
+                    message.batches,
+                    size,
+                    message.may_have_gaps,
+                )
+            )
             self._heard(message.high_watermark, message.log_start, now_ms)
             return
         ctx.out.append(ReturnCredit(self.leader, size))

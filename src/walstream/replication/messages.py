@@ -165,6 +165,8 @@ class Data:
     """Where the frame before it ended: continuity is judged by this and not by the batches."""
     next_offset: int
     batches: Batches
+    may_have_gaps: bool = False
+    """Compaction may have left gaps between these batches, whatever the topic's settings say now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,10 +164,10 @@ def _settled_too_early() -> list[Patch]:
 def _forgetting_producers() -> list[Patch]:
     original = ProducerStates.apply
 
-    def append_replicated(self: PartitionLog, received: Any, *, offset: int, now_ms: int) -> int:
+    def append_replicated(self: PartitionLog, received: Any, **options: Any) -> int:
         ProducerStates.apply = lambda *_: None  # type: ignore[method-assign]
         try:
-            return append(self, received, offset=offset, now_ms=now_ms)
+            return append(self, received, **options)
         finally:
             ProducerStates.apply = original  # type: ignore[method-assign]
 

@@ -145,7 +145,7 @@ HELLO = bytes.fromhex(
     "0007 636c7573746572"  # "cluster"
     "0000000000000002"  # to node 2
     "0000000000000005"  # incarnation 5
-    "00000002"  # zstd
+    "00000006"  # zstd, gaps
     "01" + "4c" * 32  # by a shared secret  # nonce
 )
 CHALLENGE = sealed(
@@ -153,7 +153,7 @@ CHALLENGE = sealed(
     "0007 636c7573746572"  # "cluster"
     "0000000000000002"  # node 2
     "0000000000000009"  # incarnation 9
-    "00000002"  # zstd
+    "00000006"  # zstd, gaps
     "01"  # by a shared secret
     + "46"
     * 32  # nonce

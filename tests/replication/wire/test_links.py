@@ -38,7 +38,7 @@ from walstream.replication.messages import (
     ReplicaFlag,
     State,
 )
-from walstream.replication.wire import version_1
+from walstream.replication.wire import hello, version_1
 from walstream.replication.wire.authentication import Authentication
 from walstream.replication.wire.control import encode_control
 from walstream.replication.wire.data import PayloadCompression
@@ -307,6 +307,16 @@ def test_messages_and_data_arrive_in_order(compression: PayloadCompression, step
     progress = [Progress(KEY, 4, 1, end, 90, ReplicaFlag.NONE) for end in (85, 95)]
     pair.send(progress, "follower")
     assert delivered(pair.at_leader) == progress
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_gaps_are_told_only_to_a_follower_that_knows_the_flag(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_known:  # A follower of an earlier version answers with the features that it knows.
+        monkeypatch.setattr(hello, "KNOWN_FEATURES", hello.Feature.LZ4 | hello.Feature.ZSTD)
+    pair = Pair().up()
+    message = replace(data(100), may_have_gaps=True)
+    pair.run([Write(pair.leader.send_data(message, 100))])
+    assert [came.may_have_gaps for came in delivered(pair.at_follower)] == [is_known]
 
 
 def test_data_is_neither_copied_on_its_way_out_nor_in() -> None:

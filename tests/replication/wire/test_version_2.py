@@ -111,6 +111,15 @@ def test_data_without_batches() -> None:
     assert taken(frame) == [(empty, 5, 0)]
 
 
+@pytest.mark.parametrize("compression", PayloadCompression)
+def test_data_tells_whether_it_may_have_gaps(compression: PayloadCompression) -> None:
+    for may_have_gaps in (True, False):
+        message = replace(golden.DATA, batches=(bytes(5000),), may_have_gaps=may_have_gaps)
+        frame = b"".join(encode_data(message, Keys().encode(golden.KEY), 5000, 5000, compression))
+        assert frame[3] == (compression if frame[3] & 3 else 0) | (4 if may_have_gaps else 0)
+        assert taken(frame) == [(message, 5000, 5000)]
+
+
 @pytest.mark.parametrize("frame", [golden.LZ4_FRAME, golden.ZSTD_FRAME], ids=["lz4", "zstd"])
 def test_compressed_data(frame: bytes) -> None:
     assert taken(frame) == [(golden.LZ4_DATA, 32, 32)]
@@ -122,12 +131,14 @@ def test_repair() -> None:
 
 
 def test_hello_and_challenge() -> None:
-    hello = Hello("cluster", 2, 5, Feature.ZSTD, Authentication.SECRET, b"L" * 32)
+    hello = Hello("cluster", 2, 5, Feature.ZSTD | Feature.GAPS, Authentication.SECRET, b"L" * 32)
     assert hello.encode() == golden.HELLO
     inbox = Inbox()
     inbox.feed(golden.HELLO)
     assert take_hello(inbox) == (hello, golden.HELLO)
-    challenge = Challenge("cluster", 2, 9, Feature.ZSTD, Authentication.SECRET, b"F" * 32, 1 << 24, 1 << 27)
+    challenge = Challenge(
+        "cluster", 2, 9, Feature.ZSTD | Feature.GAPS, Authentication.SECRET, b"F" * 32, 1 << 24, 1 << 27
+    )
     assert challenge.encode() == golden.CHALLENGE
     assert decode_challenge(memoryview(golden.CHALLENGE)[8:-4]) == challenge
 

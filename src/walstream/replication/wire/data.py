@@ -7,7 +7,8 @@
 
 `position` is the sum of the batches' bytes in all DATA of the link, this one included: credit is counted by it, so a
 frame that never comes cannot leak any. The two lower bits of the flags say how the payload is compressed: 0 not, 1 an
-lz4 block, 2 a zstd frame; `batches bytes` is the length without compression, and what credit is taken for.
+lz4 block, 2 a zstd frame; `batches bytes` is the length without compression, and what credit is taken for. The third
+bit of DATA says that compaction may have left gaps between these batches; it is set on links with the feature GAPS.
 
 Encoding copies no batch: the result is the head and the batches' own buffers. `data_head` makes the head alone, for a
 payload that the kernel sends from a file.
@@ -58,12 +59,14 @@ class PayloadCompression(IntEnum):
 
 
 NONE: Final = PayloadCompression.NONE
+_GAPS_BIT: Final = 4
 
 
 def data_head(
     message: Data, key: bytes, position: int, batches_bytes: int, payload_bytes: int, flags: int = 0
 ) -> bytes:
     """Return what goes before the payload of a DATA frame."""
+    flags |= _GAPS_BIT if message.may_have_gaps else 0
     head = _DATA.pack(
         MAGIC,
         DATA,
@@ -133,12 +136,14 @@ def take_data(inbox: Inbox, flags: int, length: int, keys: Keys, credit: Granted
             f"{log_start}, cannot be."
         )
     partition = keys.decode(key)
+    may_have_gaps = bool(flags & _GAPS_BIT)
+    flags &= ~_GAPS_BIT
     credit.arrived(position, size)
     payload = inbox.take(HEADER_BYTES + length, DATA_HEAD_BYTES)
     batches: tuple[Buffer, ...] = (payload,)
     if flags or size == 0 or length != _DATA_REST + size:
         batches = _batches(payload, flags, size)
-    return Data(partition, epoch, session, high_watermark, log_start, offset, next_offset, batches)
+    return Data(partition, epoch, session, high_watermark, log_start, offset, next_offset, batches, may_have_gaps)
 
 
 def take_repair(inbox: Inbox, flags: int, length: int, keys: Keys, bytes_max: int) -> RepairData:

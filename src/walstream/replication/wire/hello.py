@@ -47,9 +47,11 @@ class Feature(IntFlag):
     NONE = 0
     LZ4 = 1
     ZSTD = 2
+    GAPS = 4
+    """The flags of DATA tell whether the leader's log may have gaps there."""
 
 
-KNOWN_FEATURES: Final = Feature.LZ4 | Feature.ZSTD
+KNOWN_FEATURES: Final = Feature.LZ4 | Feature.ZSTD | Feature.GAPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class LeaderLink(Link):
         self._nonce = nonce
         self._frame_bytes = settings.frame_bytes_max
         self._chosen = PayloadCompression.NONE
+        self._tells_gaps = False
         self._take = self._take_ack
 
     @property
@@ -88,7 +89,7 @@ class LeaderLink(Link):
                 settings.cluster_id,
                 self.follower_id,
                 settings.incarnation,
-                _FEATURES[settings.compression],
+                _FEATURES[settings.compression] | Feature.GAPS,
                 settings.authentication,
                 self._nonce,
             ).encode()
@@ -102,6 +103,7 @@ class LeaderLink(Link):
         key = self._keys.find(message.partition)
         if key is None or self.peer is None:
             return []
+        message.may_have_gaps &= self._tells_gaps
         return encode_data(message, key, self.credit.take(batches_bytes), batches_bytes, self._chosen)
 
     def send_data_head(self, message: Data, payload_bytes: int) -> bytes:
@@ -164,6 +166,7 @@ class LeaderLink(Link):
         self._frame_bytes = min(self._frame_bytes, challenge.frame_bytes_max)
         if _FEATURES[settings.compression] & challenge.features:
             self._chosen = settings.compression
+        self._tells_gaps = Feature.GAPS in challenge.features
         self._challenge = challenge
         self._take = self._take_proof
         return True
