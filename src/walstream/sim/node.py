@@ -19,7 +19,7 @@ import msgspec
 from walstream.cluster.local import Catalogue
 from walstream.cluster.metadata import Member, MetadataService, PartitionKey, PartitionState
 from walstream.cluster.static import Opening, StaticCluster
-from walstream.errors import WalstreamError
+from walstream.errors import DirectoryUnusable, WalstreamError
 from walstream.log import checkpoint as checkpoints
 from walstream.log.checkpoint import key_text
 from walstream.log.settings import TopicSettings
@@ -146,7 +146,7 @@ class SimNode(Serving):
         before = list(self.store.partitions.values())
         try:
             self.store.take_over(cluster.catalogue_version, cluster.topics)
-        except OSError as error:
+        except DirectoryUnusable as error:
             cluster.trace(f"n{self.id}", f"cannot take the catalogue over: {error}")
             self.clock.after(TICK_US, partial(self.run, self.take_catalogue))
             return
