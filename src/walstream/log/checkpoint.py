@@ -54,6 +54,8 @@ class PartitionCheckpoint(msgspec.Struct, frozen=True):
     """A hint: what was visible, in a log whose replicas decide that."""
     high_watermark_epoch: int = -1
     """The leader epoch in which that was learnt."""
+    segments: list[tuple[int, int]] = []
+    """Base offsets and sizes of the segments before `segment`: recovery does not read them, only looks for them."""
     is_unclean: bool = False
     """Something that was durable is lost, and has not been put back yet."""
     damaged: list[tuple[int, int]] = []

@@ -241,6 +241,7 @@ class KeptLog(ReadableLog):
             high_watermark_epoch=self.high_watermark_epoch,
             is_unclean=self.is_unclean,
             damaged=list(self.damaged),
+            segments=[(one.base_offset, one.size) for one in self.segments if one.base_offset < segment.base_offset],
         )
 
     def _last_synced(self) -> Segment:

@@ -31,11 +31,18 @@ class Opener:
     """The node's own: nothing that it wrote alone has a newer one."""
 
     def open(
-        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
+        self,
+        folder: Path,
+        saved: PartitionCheckpoint | None,
+        settings: TopicSettings,
+        *,
+        clean: bool,
+        redo: Redo,
+        is_only_copy: bool,
     ) -> Recovered:
         """Recover a partition; one whose files cannot be used is opened without them, offline."""
         try:
-            return self.recover(folder, saved, settings, clean=clean, redo=redo)
+            return self.recover(folder, saved, settings, clean=clean, redo=redo, is_only_copy=is_only_copy)
         except (CorruptLog, OSError) as error:
             failure = error if isinstance(error, CorruptLog) else StorageError(f"{folder}: {error.strerror}.")
             return Recovered.failed(self.disk, folder, saved, self.open_files, failure)
@@ -47,7 +54,14 @@ class Opener:
         return Recovered([segment], 0, 0, EpochMap(), ProducerStates(self.producers_max))
 
     def recover(
-        self, folder: Path, saved: PartitionCheckpoint | None, settings: TopicSettings, *, clean: bool, redo: Redo
+        self,
+        folder: Path,
+        saved: PartitionCheckpoint | None,
+        settings: TopicSettings,
+        *,
+        clean: bool,
+        redo: Redo,
+        is_only_copy: bool = False,
     ) -> Recovered:
         """Recover a partition; raises CorruptLog or OSError."""
         leader_epoch = saved.leader_epoch if saved is not None else -1
@@ -63,4 +77,6 @@ class Opener:
             monotonic_ms=self.monotonic_ms(),
             epoch_max=EPOCH_MAX if saved is None and self.replicated else max(self.epoch, leader_epoch),
             is_compacted=settings.compacted,
+            is_only_copy=is_only_copy,
+            acks_before_fsync=settings.ack_before_fsync,
         )

@@ -3,6 +3,11 @@
 After a clean stop that left nothing in the journal nothing is read. Otherwise what was announced is finished (a
 compaction's swap, a cut), the segments are opened, and every batch from the checkpoint on is checked (`scanning`).
 
+Segments before the checkpoint are not read, but held against what it says of them: a file that is missing, or ends
+early, is damage. An empty segment takes the place of a missing one, so that reads fail there and a peer can repair it.
+A log that ends below its durable end has lost acknowledged records. Where no peer has them, the log continues at the
+durable end, and the lost offsets are damage: no acknowledged offset is ever given to another record.
+
 Owns which files make up the log. Blocks; called before the partition serves, or while it is offline.
 """
 
@@ -12,6 +17,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -21,11 +28,13 @@ from walstream.log import truncation
 from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.disk import Disk
 from walstream.log.epochs import EpochMap
+from walstream.log.finding import pieces, place_around_damage
 from walstream.log.folders import partition_name
 from walstream.log.index import Index
 from walstream.log.journal import Redo
 from walstream.log.producers import ProducerStates
 from walstream.log.replica_reads import chunk_of
+from walstream.log.salvage import sound_at
 from walstream.log.scanning import Scan
 from walstream.log.segment import OpenFiles, Segment
 from walstream.log.truncation import Cut
@@ -61,7 +70,9 @@ class Recovered:
     bytes_cut: int = 0
     batches_redone: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
-    """Offset ranges [from, to) that fail their checksums."""
+    """Offset ranges [from, to) that fail their checksums, or that are missing."""
+    lost: tuple[int, int] | None = None
+    """Offsets [from, to) that were durable and are gone, in a log that a peer can send them for."""
     cut: Cut | None = None
     """A cut that was announced and has been carried out: to be concluded once a checkpoint is saved."""
     failure: StorageError | None = None
@@ -102,9 +113,17 @@ def recover(
     monotonic_ms: int,
     epoch_max: int = EPOCH_MAX,
     is_compacted: bool = False,
+    is_only_copy: bool = False,
+    acks_before_fsync: bool = False,
 ) -> Recovered:
-    """Open the segments of one partition and bring them to a state that can be trusted."""
+    """Open the segments of one partition and bring them to a state that can be trusted.
+
+    `is_only_copy`: no other node has this log. `acks_before_fsync`: what the topic acknowledges is durable only once
+    its segment is synced.
+    """
     known = saved or FRESH
+    # After a kill, compaction may have replaced segments that the checkpoint lists, below its `gaps_below`.
+    is_exact = clean and not any(name.endswith(".swap") for name in disk.list(folder))
     finish_swaps(disk, folder)
     cut = truncation.announced(disk, folder)
     if cut is not None:
@@ -113,7 +132,10 @@ def recover(
         known = truncation.lowered(disk, folder, cut, known, _bases(disk, folder), producers_max, monotonic_ms)
         redo, clean = {}, False
     known = _from_the_batch_that_holds_the_start(known, _bases(disk, folder))
-    segments = _open_segments(disk, folder, known, open_files)
+    missing = _missing(known, _bases(disk, folder), is_exact=is_exact) if saved is not None else []
+    segments = _open_segments(disk, folder, known, missing, open_files)
+    durable_end = known.offset if acks_before_fsync else max(known.durable_end, known.high_watermark)
+    durable_end = max(durable_end, _end_of_redo(redo))
     found = Recovered(
         segments=segments,
         log_start=max(known.log_start, segments[0].base_offset),
@@ -135,14 +157,21 @@ def recover(
     if clean and is_whole and not redo:
         segments[-1].synced_offset = known.offset
     else:
-        durable_end = max(known.durable_end, known.high_watermark)
         scan = Scan(
-            disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, monotonic_ms, durable_end
-        )
+            disk, folder, found, redo, open_files, segment_bytes, epoch_max, is_compacted, is_only_copy, monotonic_ms,
+            durable_end,
+        )  # fmt: skip
         scan.run(known)
     if found.log_end < found.log_start:
         _begin_at_the_start(disk, folder, found, open_files)
-    found.is_unclean = known.is_unclean or found.log_end < max(known.durable_end, known.high_watermark)
+    _note_missing(found, known, missing, is_exact=is_exact)
+    found.is_unclean |= known.is_unclean or found.log_end < max(durable_end, known.durable_end, known.high_watermark)
+    if found.log_end < durable_end and is_only_copy:
+        if found.log_end < known.offset:
+            found.producers = ProducerStates.restore(known.producers, producers_max, now_ms=monotonic_ms)
+        _continue_at(disk, folder, found, durable_end, open_files)
+    elif found.log_end < durable_end:
+        found.lost = (found.log_end, durable_end)
     found.cleaned_until = min(found.cleaned_until, found.log_end)
     found.gaps_below = min(found.gaps_below, found.log_end)
     found.epochs.truncate(found.log_end)
@@ -175,7 +204,7 @@ def _is_sound(found: Recovered, start: int, end: int) -> bool:
         except (CorruptLog, OSError):
             return False
         if following == offset:
-            return not dense
+            return not dense and segment.size > 0
         offset = following
     return True
 
@@ -209,21 +238,90 @@ def _bases(disk: Disk, folder: Path) -> list[int]:
     return [int(name.removesuffix(".log")) for name in disk.list(folder) if _SEGMENT_NAME.fullmatch(name)]
 
 
-def _open_segments(disk: Disk, folder: Path, known: PartitionCheckpoint, open_files: OpenFiles) -> list[Segment]:
+def _missing(known: PartitionCheckpoint, bases: Sequence[int], *, is_exact: bool) -> list[int]:
+    """Return where segments began that the checkpoint knows, whose records the log should have, and that are gone."""
+    listed = [*_listed(known, is_exact=is_exact), known.segment]
+    missing = [base for base, end in pairwise(listed) if base not in bases and end > known.log_start]
+    first = min([*bases, *missing, known.segment])
+    if first > known.log_start:
+        missing.insert(0, known.log_start)  # Compaction keeps the first segment, whatever it removes from it.
+    return missing
+
+
+def _listed(known: PartitionCheckpoint, *, is_exact: bool) -> dict[int, int]:
+    """Return the sizes of the segments that must be there, by base offset."""
+    return {
+        base: size for base, size in known.segments if base < known.segment and (is_exact or base >= known.gaps_below)
+    }
+
+
+def _note_missing(found: Recovered, known: PartitionCheckpoint, missing: Sequence[int], *, is_exact: bool) -> None:
+    """Note as damage what segments before the checkpoint lack: all, where a file is gone, or their end."""
+    sizes = _listed(known, is_exact=is_exact)
+    for segment, following in pairwise(found.segments):
+        start, end = segment.base_offset, following.base_offset
+        if start in missing and segment.size == 0:
+            lacking = start
+        elif segment.size < sizes.get(start, 0):
+            dense = start >= known.gaps_below
+            place = place_around_damage(partial(pieces, segment.file, segment.size), start, end - 1, dense=dense)
+            if place.length:
+                continue  # A repair has replaced bytes that were kept aside.
+            lacking = place.expected
+        else:
+            continue
+        lacking = max(lacking, found.log_start)
+        if lacking < end and not any(first <= lacking and end <= stop for first, stop in found.damaged):
+            found.damaged = sorted([*found.damaged, (lacking, end)])
+
+
+def _continue_at(disk: Disk, folder: Path, found: Recovered, end: int, open_files: OpenFiles) -> None:
+    """Continue a log, whose end is lost for good, in a new segment at its durable end."""
+    found.damaged = sorted([*found.damaged, (found.log_end, end)])
+    disk.make_directory(folder)
+    segment = Segment(disk, folder, end, open_files)
+    segment.index = Index()
+    found.segments.append(segment)
+    for unnamed in found.segments[-2:]:
+        unnamed.file_to_write()  # Also an empty one before it: the next start looks for both.
+    disk.sync_directory(folder)
+    found.log_end = end
+
+
+def _end_of_redo(redo: Redo) -> int:
+    """Return the offset after the last batch that the journal has: all before it was durable."""
+    if not redo:
+        return 0
+    last = max(redo)
+    file, position, length = redo[last]
+    header = sound_at(file.pread(length, position), 0)
+    return header.next_offset if header is not None else last
+
+
+def _open_segments(
+    disk: Disk, folder: Path, known: PartitionCheckpoint, missing: Sequence[int], open_files: OpenFiles
+) -> list[Segment]:
     """Return the segments in order, the last one to be written to; those below the log's start are removed.
 
-    But not the one the checkpoint ends in, though all of it may lie below the start: the scan begins there.
+    But not the one the checkpoint ends in, though all of it may lie below the start: the scan begins there. An empty
+    file takes the place of each one that is missing.
     """
     bases = _bases(disk, folder)
-    while len(bases) > 1 and bases[1] <= known.log_start and bases[0] < known.segment:
-        for suffix in (".log", ".index", ".producers"):
-            disk.remove(folder / f"{bases[0]:020d}{suffix}")
-        del bases[0]
     if known.position and known.segment not in bases:
         raise CorruptLog(
             f"{partition_name(folder)}: the segment at offset {known.segment} is gone.",
             "Restore the folder from a copy; to go on without these records, delete the topic and create it again.",
         )
+    if missing:
+        disk.make_directory(folder)
+        for base in missing:
+            disk.open(folder / f"{base:020d}.log", create=True)
+        disk.sync_directory(folder)
+        bases = _bases(disk, folder)
+    while len(bases) > 1 and bases[1] <= known.log_start and bases[0] < known.segment:
+        for suffix in (".log", ".index", ".producers"):
+            disk.remove(folder / f"{bases[0]:020d}{suffix}")
+        del bases[0]
     segments = [
         Segment(disk, folder, base, open_files, size=disk.open(folder / f"{base:020d}.log").size()) for base in bases
     ]

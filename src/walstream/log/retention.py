@@ -53,8 +53,12 @@ def holds_more(settings: TopicSettings, before: TopicSettings) -> bool:
 def _kept_by_age(segments: Sequence[Segment], expired_ms: int) -> int:
     """Return the first segment to keep: a segment is as old as its newest record."""
     kept = 0
-    while kept + 1 < len(segments) and is_expired(segments[kept], expired_ms):
-        kept += 1
+    for number, segment in enumerate(segments[:-1]):
+        if segment.size == 0:
+            continue  # Compaction left nothing in it, or it stands for a file that is missing: it goes with the next.
+        if not is_expired(segment, expired_ms):
+            break
+        kept = number + 1
     return kept
 
 

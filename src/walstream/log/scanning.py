@@ -5,11 +5,12 @@ Owns what happens to each byte that is read:
 - batches that continue the log (`continuity`) are taken in, and written again: after an fsync that failed, the kernel
   keeps the pages and calls them clean, so reading them back proves nothing about the disk;
 - where a batch is missing or does not check, and the journal has it, the journal's is put there: in the middle of a
-  segment, at its end when others follow it, and at the end of the log;
+  segment, at its end when others follow it, and at the end of the log; there, in the only copy of a log, also behind
+  batches that are gone;
 - bytes that do not check with sound batches after them are damage to what may have been acknowledged: kept aside and
   reported, never served, and never cut, because a cut would take the sound batches with it;
 - bytes that do not check at the very end are a torn write nobody was told about: they are cut, and so are the files
-  that such a write began;
+  that such a write began; below the durable end, where no other copy has them, they are kept aside, too;
 - and so is all from where such a write has a hole: pages that never came, in what was not known to be durable. One
   flush ends before the next one begins, so nobody was told of anything behind it either (or only where a topic
   acknowledges before fsync, which promises nothing after a power cut). Kept as damage it would be damage that no
@@ -52,6 +53,7 @@ class Scan:
     segment_bytes: int
     epoch_max: int
     is_compacted: bool
+    is_only_copy: bool
     monotonic_ms: int
     durable_end: int
     """Everything below was known to be durable, or visible: nothing of it is a write that was torn."""
@@ -113,7 +115,7 @@ class Scan:
 
     def _scan_segment(self, segment: Segment, position: int, end: int) -> None:
         """Check one segment from a position on; `end` is the offset at which the next one begins."""
-        if segment.size == 0 and not (end != OFFSET_MAX and self._has_redo(end)):
+        if segment.size == 0 and not (end != OFFSET_MAX and self._next_redo(end) is not None):
             segment.index, segment.synced_offset = Index(), self.found.log_end
             return
         segment.index = self._index_up_to(segment, position)
@@ -160,9 +162,10 @@ class Scan:
 
     def _refill(self, segment: Segment, position: int, end: int) -> bool:
         """Put the journal's batch where a segment with others after it ends too early: its tail was not synced."""
-        if end == OFFSET_MAX or not self._has_redo(end):
+        base = self._next_redo(end)
+        if end == OFFSET_MAX or base is None:
             return False
-        batch = self._redone()
+        batch = self._redone(base)
         segment.file_to_write().pwritev([batch], position)
         segment.size = position + len(batch)
         return True
@@ -170,8 +173,8 @@ class Scan:
     def _mend(self, segment: Segment, position: int, end: int) -> int:
         """Deal with bytes that do not check at `position`; return where the scan goes on."""
         found, file, rule = self.found, segment.file_to_write(), self._rule(end)
-        if self._has_redo(end):
-            batch = self._redone()
+        if self._has_redo(found.log_end, end):
+            batch = self._redone(found.log_end)
             file.pwritev([batch], position)
             segment.size = max(segment.size, position + len(batch))
             return position
@@ -188,6 +191,9 @@ class Scan:
             self._note_damage(min(found.log_end + liar.last_offset_delta + 1, end))
             segment.index.covered = position + liar.length
             return position + liar.length
+        if end == OFFSET_MAX and self.is_only_copy and found.log_end < self.durable_end:
+            segment.index.covered = segment.size
+            return segment.size
         if end == OFFSET_MAX:
             found.bytes_cut += segment.size - position
             file.truncate(position)
@@ -212,18 +218,28 @@ class Scan:
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _has_redo(self, end: int) -> bool:
-        """Tell whether the journal has the batch for the end of the log, and it fits below `end`."""
-        entry = self.redo.get(self.found.log_end)
+    def _has_redo(self, base: int, end: int) -> bool:
+        """Tell whether the journal has the batch at an offset, and it fits below `end`."""
+        entry = self.redo.get(base)
         if entry is None:
             return False
         file, position, length = entry
         header = sound_at(file.pread(length, position), 0)
         return header is not None and header.next_offset <= end
 
-    def _redone(self) -> bytes:
-        """Take the journal's batch for the end of the log."""
-        file, position, length = self.redo.pop(self.found.log_end)
+    def _next_redo(self, end: int, *, after_loss: bool = False) -> int | None:
+        """Return where the journal's batch begins that comes next in the log, below `end`.
+
+        That is the end of the log, or a later offset: in a compacted log, or where what came before is lost.
+        """
+        base = self.found.log_end
+        if base not in self.redo and (self.is_compacted or after_loss):
+            base = min((offset for offset in self.redo if offset > base), default=base)
+        return base if self._has_redo(base, end) else None
+
+    def _redone(self, base: int) -> bytes:
+        """Take the journal's batch at an offset."""
+        file, position, length = self.redo.pop(base)
         self.found.batches_redone += 1
         return file.pread(length, position)
 
@@ -231,13 +247,18 @@ class Scan:
         """Append, at the end of the log, the batches that only the journal has."""
         found = self.found
         changed: dict[int, Segment] = {}
-        while self._has_redo(OFFSET_MAX):
+        while (base := self._next_redo(OFFSET_MAX, after_loss=self.is_only_copy)) is not None:
             if not changed:
                 self.disk.make_directory(self.folder)
-            batch = self._redone()
+            batch = self._redone(base)
             header: BatchHeader = parse_header(batch)
             segment = found.segments[-1]
-            if segment.size and segment.size + header.length > self.segment_bytes:
+            is_after_loss = base > max(found.log_end, found.gaps_below) and not self.is_compacted
+            if is_after_loss:
+                segment.file_to_write()  # Even if it is empty: the next start looks for it.
+                found.is_unclean = True
+                self._note_damage(base)
+            if is_after_loss or (segment.size and segment.size + header.length > self.segment_bytes):
                 segment = Segment(self.disk, self.folder, header.base_offset, self.open_files)
                 segment.index = Index()
                 found.segments.append(segment)

@@ -196,8 +196,10 @@ class LogStore:
     def _open_partition(
         self, topic: Topic, index: int, saved: PartitionCheckpoint | None, *, clean: bool, redo: Redo
     ) -> None:
+        is_only_copy = not self.replicated or topic.replicas == [self.catalogue.node_id]
+        settings = self.catalogue.settings(topic)
         found = self._opener.open(
-            self._folder_of(topic, index), saved, self.catalogue.settings(topic), clean=clean, redo=redo
+            self._folder_of(topic, index), saved, settings, clean=clean, redo=redo, is_only_copy=is_only_copy
         )
         self._add(topic, index, saved, found)
 
@@ -221,6 +223,15 @@ class LogStore:
             )  # fmt: skip
         if found.failure is not None:
             self.reported(partition.name, found.failure)
+        if found.lost is not None:
+            start, end = found.lost
+            self.reported(
+                partition.name,
+                CorruptLog(
+                    f"{partition.name} has lost offsets {start} to {end - 1}, which were durable.",
+                    "They are copied again from another replica; until then this one is not elected.",
+                ),
+            )
         for start, end in found.damaged:
             self.reported(partition.name, CorruptLog(f"{partition.name}: offsets {start} to {end - 1} are damaged."))
 
