@@ -182,6 +182,26 @@ def test_a_segment_of_a_compacted_log_is_missed_after_a_clean_stop(tmp_path):
         stop(rig, clean=True)
 
 
+def test_compaction_stops_below_a_lost_segment(tmp_path):
+    """It would take what is missing for a gap, and a peer's batches would not fit in any more."""
+    rig = Rig(tmp_path)
+    partition = rig.topic(cleanup_policy="compact", segment_bytes="1024", min_cleanable_dirty_ratio="0")
+    for number in range(200):
+        rig.write(partition, f"{number}" * 5, keys=[f"k{number % 5}"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    lost, following = partition.segments[4:6]
+    lost.path.unlink()
+    rig = Rig(tmp_path)
+    partition = rig.store.partition("t", 0)
+    kept = [segment.base_offset for segment in partition.segments[4:]]
+    rig.store.compact()
+    rig.driver.flush()
+    assert partition.cleaned_until == lost.base_offset
+    assert [segment.base_offset for segment in partition.segments[-len(kept) :]] == kept
+    assert partition.damaged == [(lost.base_offset, following.base_offset)]
+
+
 # ── the end of a log ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -6,7 +6,8 @@ successors and puts them in place. A round never rewrites
 - the last segment, or a segment that a checkpoint on disk still points into: recovery never starts in the middle of a
   file that has been rewritten;
 - a segment that ends above the high watermark: a record that may yet be truncated must not replace a committed one;
-- any segment from the first one on that is held (see `retention`).
+- any segment from the first one on that is held (see `retention`), or that is damaged: a missing end, or file, would
+  pass as a gap, and a peer's batches would not fit in any more.
 
 The steps of a round, so that a crash between any two of them is finished or undone:
 
@@ -128,6 +129,7 @@ class Cleaner:
             if segment.base_offset < saved_segment
             and segment.synced_size == segment.size
             and following.base_offset <= partition.high_watermark
+            and not any(start < following.base_offset for start, _ in partition.damaged)
         ]
         del segments[held_from(segments, settings, len(segments)) :]
         total = sum(segment.size for segment in segments)
