@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ def commands(command: Any, path: str = "walstream") -> dict[str, Any]:
     """Return every command that does something, by what one types."""
     if not hasattr(command, "commands"):
         return {path: command}
-    return {k: v for name, sub in command.commands.items() for k, v in commands(sub, f"{path} {name}").items()}
+    names = command.list_commands(None)
+    return {k: v for name in names for k, v in commands(command.get_command(None, name), f"{path} {name}").items()}
 
 
 COMMANDS = commands(get_command(main.app))
@@ -76,6 +79,22 @@ def test_commands_are_the_known_ones() -> None:
         "walstream topic list",
         "walstream user credential",
     ]
+
+
+def test_a_command_imports_no_other() -> None:
+    program = """
+import sys
+from walstream.cli import main
+main.invoke(["node", "start", "--help"])
+print("imported:", *(name for name in main.ORDER if f"walstream.cli.{name}" in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "imported: node"
+
+
+def test_a_name_that_is_almost_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.invoke(["topics"]) == 2
+    assert "Did you mean 'topic'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

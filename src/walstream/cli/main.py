@@ -1,4 +1,4 @@
-"""The `walstream` command: assembles the nouns, and is the one place where an error becomes a message and an exit code.
+"""The `walstream` command: finds the nouns, and is the one place where an error becomes a message and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nobody answers, 4 unhealthy, 5 refused (the table is `error_codes`).
 A traceback is shown only for our own bugs, or with WALSTREAM_TRACEBACK=1.
@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
 from walstream import __version__
-from walstream.cli import (
-    capture,
-    config,
-    demo,
-    feed,
-    group,
-    init,
-    node,
-    pipeline,
-    produce,
-    sim,
-    status,
-    tail,
-    token,
-    topic,
-    user,
-)
-from walstream.cli.output import console
 from walstream.error_codes import codes
 from walstream.errors import WalstreamError
 
@@ -42,11 +26,33 @@ ORDER = (
 
 
 class Nouns(TyperGroup):
-    """Lists the commands in the order in which one comes to need them."""
+    """The commands in the order of their use; the module of a command is imported when that command is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in that order; a new one that was not put into it comes last."""
-        return sorted(super().list_commands(ctx), key=lambda name: (*ORDER, name).index(name))
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of all commands."""
+        return [*ORDER]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a command, from the module of its name."""
+        if name in ORDER and name not in self.commands:
+            self.commands |= _commands_of(name)
+        return super().get_command(ctx, name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of the arguments; all are imported for a name that is none, which may resemble one."""
+        if args and args[0] not in ORDER:
+            for name in ORDER:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+
+def _commands_of(name: str) -> Any:
+    module, one = import_module(f"walstream.cli.{name}"), typer.Typer()
+    if hasattr(module, "app"):
+        one.add_typer(module.app, name=name)
+    else:
+        module.add_to(one)
+    return get_group(one).commands
 
 
 app = typer.Typer(
@@ -57,22 +63,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-
-init.add_to(app)
-app.add_typer(node.app, name="node")
-app.add_typer(capture.app, name="capture")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(feed.app, name="feed")
-app.add_typer(topic.app, name="topic")
-produce.add_to(app)
-tail.add_to(app)
-app.add_typer(group.app, name="group")
-status.add_to(app)
-app.add_typer(user.app, name="user")
-app.add_typer(token.app, name="token")
-app.add_typer(config.app, name="config")
-demo.add_to(app)
-sim.add_to(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -121,6 +111,8 @@ def _usage_hint(error: Any) -> str:
 
 
 def _complain(message: str, hint: str) -> None:
+    from walstream.cli.output import console
+
     stderr = console(sys.stderr)
     stderr.print("error: ", style="bold red", end="")
     stderr.print(message, soft_wrap=True)
