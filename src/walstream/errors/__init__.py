@@ -66,6 +66,7 @@
         ├── DirectoryLocked, DirectoryUnusable
         ├── PartitionOffline        writes refused until the cause is mended, reads go on
         │   ├── DiskFull
+        │   ├── OutOfFiles
         │   └── SyncFailed
         └── CorruptLog              bytes that fail their checksum: quarantined, never served
 

@@ -238,6 +238,10 @@ class DiskFull(PartitionOffline):
     """No space left: writes resume by themselves when there is some."""
 
 
+class OutOfFiles(PartitionOffline):
+    """No file could be opened: writes resume by themselves when one can."""
+
+
 class SyncFailed(PartitionOffline):
     """An fsync failed: what it covered is unknown, so the partition waits for a restart."""
 

@@ -54,6 +54,8 @@ SEQUENCE_MASK: Final = 0x7FFFFFFF
 OFFSET_MAX: Final = 2**63 - 1
 RECORD_BYTES_MIN: Final = 7
 """Length, attributes, two deltas, key, value and header count take one byte each at least."""
+EXPANSION_MAX: Final = 32 * 1024
+"""No codec makes more of a byte: a zstd block of 4 bytes gives at most 128 KiB; gzip 1032, lz4 255 times its size."""
 
 _LENGTH_MIN: Final = HEADER_BYTES - PREFIX_BYTES
 _HEADER: Final = Struct(">qiibIhiqqqhii")
@@ -184,7 +186,8 @@ def validate(buffer: Buffer) -> BatchHeader:
 
     Raises CorruptBatch if its bytes or lengths are wrong, UnsupportedFormat for message formats 0 and 1, and
     InvalidRecord, InvalidTimestamp or TransactionsUnsupported if it is intact but not a producer's to send.
-    A compressed batch may claim more records than it holds: nobody counts them here.
+    A compressed batch may claim more records than it holds, but no more than its bytes can expand to: a segment spans
+    2**31 offsets, so a few bytes that claim as many would take a segment of their own.
     """
     size = len(buffer)
     if size > MAGIC_POSITION and buffer[MAGIC_POSITION] in (0, 1):
@@ -204,7 +207,8 @@ def validate(buffer: Buffer) -> BatchHeader:
         raise InvalidRecord(f"The batch says {record_count} records, its offsets span {header.last_offset_delta + 1}.")
     if attributes < 0 or attributes > _COMPRESSION_MAX:
         _refuse_attributes(header)
-    if not attributes & COMPRESSION_MASK and record_count * RECORD_BYTES_MIN > length - HEADER_BYTES:
+    expansion = EXPANSION_MAX if attributes & COMPRESSION_MASK else 1
+    if record_count * RECORD_BYTES_MIN > (length - HEADER_BYTES) * expansion:
         raise InvalidRecord(f"{record_count} records cannot fit in {length - HEADER_BYTES} bytes.")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise InvalidRecord(

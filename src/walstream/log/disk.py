@@ -30,6 +30,9 @@ from walstream.errors import DirectoryLocked, DirectoryUnusable
 
 Buffer = bytes | bytearray | memoryview
 
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""The process, or the whole system, may open no more files: that passes, and harms nothing that is open."""
+
 IOV_MAX = 1024
 """Buffers per writev call; the kernel refuses more."""
 
@@ -335,6 +338,8 @@ class DirectoryLock:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             raise DirectoryUnusable(
                 f"The data directory {directory} cannot be used: {error.strerror}.",
                 "Give the user that runs walstream write access to it, or set node.data to another folder.",

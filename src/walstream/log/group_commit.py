@@ -26,11 +26,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from walstream.errors import DiskFull, PartitionOffline, SyncFailed
-from walstream.log.disk import Buffer, Disk, File, is_full
+from walstream.errors import DiskFull, OutOfFiles, PartitionOffline, SyncFailed
+from walstream.log.disk import OUT_OF_FILES, Buffer, Disk, File, is_full
 from walstream.log.folders import partition_name
 from walstream.log.journal import Journal, PartitionKey
-from walstream.log.segment import Segment
+from walstream.log.segment import OPEN_FILES_MAX, Segment
 
 JOURNAL_BYTES_PER_FILE = 96 * 1024
 """One more fdatasync costs 0.4 ms here, in which the disk writes about this much: below it, copying is cheaper."""
@@ -95,7 +95,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A segment whose file is not synced up to what it was given: the journal, or nothing, covers the rest."""
+    """A segment whose file is not synced up to what it was given: the journal, or nothing, covers the rest.
+
+    It holds the file that was written to, for the sync to come, also when the segment has closed it since.
+    """
 
     owner: Owner
     segment: Segment
@@ -136,8 +139,17 @@ class FlushCounters:
 class GroupCommit:
     """Queues writes and makes them durable in groups."""
 
-    def __init__(self, disk: Disk, journal: Journal, journal_bytes_max: int, resume_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        journal: Journal,
+        journal_bytes_max: int,
+        resume_bytes: Callable[[], int],
+        files_max: int = OPEN_FILES_MAX,
+    ) -> None:
+        """Write to at most `files_max` segments in one flush, and leave at most so many behind the journal."""
         self._disk = disk
+        self._files_max = files_max
         self._journal = journal
         self._journal_bytes_max = journal_bytes_max
         self._resume_bytes = resume_bytes
@@ -216,6 +228,9 @@ class GroupCommit:
             if owners.setdefault(id(write.owner), segment) is not segment:
                 self._flush(groups, flush)
                 groups, owners = {}, {id(write.owner): segment}
+            elif len(groups) == self._files_max and id(segment) not in groups:
+                self._flush(groups, flush)
+                groups = {}
             groups.setdefault(id(segment), []).append(write)
         self._flush(groups, flush)
         flush.done = [group for group in flush.done if id(group[0].owner) not in flush.failed]
@@ -223,19 +238,23 @@ class GroupCommit:
 
     def _flush(self, groups: dict[int, list[Write]], flush: Flush) -> None:
         """Write groups of batches, one for each segment, and make them durable together."""
-        written = [group for group in groups.values() if self._write(group, flush)]
+        written: list[tuple[list[Write], File]] = []
+        for group in groups.values():
+            file = self._write(group, flush)
+            if file is not None:
+                written.append((group, file))
         to_sync = []
-        for group in written:
-            if group[-1].sync:
-                to_sync.append(group)
+        for group, file in written:
+            if group[-1].sync or len(self._behind) >= self._files_max:
+                to_sync.append((group, file))
             else:
-                self._leave_behind(group)
-        if self._prefers_journal(to_sync):
+                self._leave_behind(group, file)
+        if self._prefers_journal([group for group, _ in to_sync]):
             self._sync_journal(to_sync, flush)
         else:
-            for group in to_sync:
-                self._sync_segment(group, flush)
-        flush.done += written
+            for group, file in to_sync:
+                self._sync_segment(group, file, flush)
+        flush.done += [group for group, _ in written]
 
     def complete(self, flush: Flush) -> None:
         """Tell the partitions. Runs on the event-loop thread, in the order of the flushes."""
@@ -252,40 +271,45 @@ class GroupCommit:
 
     # ── the steps of execute ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, group: list[Write], flush: Flush) -> bool:
-        """Put a group of adjacent batches into its segment. A partition that has failed writes nothing more."""
+    def _write(self, group: list[Write], flush: Flush) -> File | None:
+        """Put a group of adjacent batches into its segment and return the file, to be synced; None after a failure.
+
+        A partition that has failed writes nothing more.
+        """
         first = group[0]
         owner, segment = first.owner, first.segment
         if owner.write_error is not None:
             flush.fail(owner, owner.write_error)
-            return False
+            return None
         try:
             if self._disk.is_reserve_spent:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # What is left is for what frees space.
             if not segment.is_named:
                 owner.prepare()
-            flush.bytes += segment.file_to_write().pwritev([write.buffer for write in group], first.position)
+            behind = self._behind.get(id(segment))
+            file = segment.file_to_write() if behind is None else behind.file
+            flush.bytes += file.pwritev([write.buffer for write in group], first.position)
             if not segment.is_named:
                 self._disk.sync_directory(segment.path.parent)
                 segment.is_named = True
         except OSError as error:
             flush.fail(owner, self._write_failure(error, segment))
-            return False
-        return True
+            return None
+        return file
 
     def _prefers_journal(self, groups: list[list[Write]]) -> bool:
         """Tell whether copying the bytes to the journal is cheaper than syncing every file."""
-        if not groups or self._journal.is_broken:
+        if not groups or self._journal.is_broken or len(self._behind) + len(groups) > self._files_max:
             return False
         total = sum(len(write.buffer) for group in groups for write in group)
         if len(groups) == 1:
             return total < JOURNAL_BYTES_ALONE and self._journal.is_warm_for(total, len(groups[0]))
         return total < JOURNAL_BYTES_PER_FILE * (len(groups) - 1)
 
-    def _sync_segment(self, group: list[Write], flush: Flush) -> None:
+    def _sync_segment(self, group: list[Write], file: File, flush: Flush) -> None:
         segment = group[0].segment
         try:
-            segment.sync(segment.file)
+            segment.sync(file)
         except OSError as error:
             flush.fail(group[0].owner, self._sync_failure(error, segment))
             return
@@ -294,22 +318,22 @@ class GroupCommit:
         for write in group:
             write.is_synced = True
 
-    def _sync_journal(self, groups: list[list[Write]], flush: Flush) -> None:
+    def _sync_journal(self, groups: list[tuple[list[Write], File]], flush: Flush) -> None:
         try:
-            self._journal.append([(write.owner.key, write.buffer) for group in groups for write in group])
+            self._journal.append([(write.owner.key, write.buffer) for group, _ in groups for write in group])
         except OSError as error:
-            for group in groups:
+            for group, _ in groups:
                 flush.fail(group[0].owner, self._sync_failure(error, group[0].segment))
             return
         flush.syncs += 1
         flush.journaled = True
-        for group in groups:
-            self._leave_behind(group)
+        for group, file in groups:
+            self._leave_behind(group, file)
 
-    def _leave_behind(self, group: list[Write]) -> None:
+    def _leave_behind(self, group: list[Write], file: File) -> None:
         last = group[-1]
         segment, size = last.segment, last.position + len(last.buffer)
-        self._behind[id(segment)] = Behind(last.owner, segment, segment.file_to_write(), size, last.end_offset)
+        self._behind[id(segment)] = Behind(last.owner, segment, file, size, last.end_offset)
 
     # ── settling: the segments catch up with the journal ─────────────────────────────────────────────────────────
 
@@ -326,7 +350,11 @@ class GroupCommit:
     def forget(self, key: PartitionKey) -> None:
         """Between flushes: void what the journal holds for a partition, whose files somebody else has synced."""
         self._journal.forget([key])
-        self._behind = {number: behind for number, behind in self._behind.items() if behind.owner.key != key}
+        self.abandon({key})
+
+    def abandon(self, keys: set[PartitionKey]) -> None:
+        """Between flushes: leave the files of these partitions unsynced, because nothing will read them again."""
+        self._behind = {number: behind for number, behind in self._behind.items() if behind.owner.key not in keys}
 
     @property
     def wants_settling(self) -> bool:
@@ -335,7 +363,11 @@ class GroupCommit:
 
     def begin_settling(self) -> bool:
         """Between flushes: if it is time, turn to a new journal file; what the old one covers is for `settle`."""
-        due = self._settling_asked or self._journal.size >= self._journal_bytes_max
+        due = (
+            self._settling_asked
+            or self._journal.size >= self._journal_bytes_max
+            or 2 * len(self._behind) >= self._files_max
+        )
         if not due or self._settling is not None:
             return False
         self._settling_asked = False
@@ -395,13 +427,18 @@ class GroupCommit:
                 "Free some, lower retention or delete topics; writes resume by themselves when "
                 f"{self._resume_bytes() / MIB:.1f} MiB are free, reads go on.",
             )
+        if error.errno in OUT_OF_FILES:
+            return OutOfFiles(
+                f"No more files can be opened for {where}: {error.strerror}.",
+                "Raise the limit of open files (ulimit -n, LimitNOFILE= of systemd); writes resume by themselves.",
+            )
         return PartitionOffline(
             f"{where} cannot be written: {error.strerror}.",
             "Mend the cause and restart the node; reads go on.",
         )
 
     def _sync_failure(self, error: OSError, segment: Segment) -> PartitionOffline:
-        if is_full(error):
+        if is_full(error) or error.errno in OUT_OF_FILES:
             return self._write_failure(error, segment)
         return SyncFailed(
             f"fsync failed for {partition_name(segment.path.parent)}: {error.strerror}.",

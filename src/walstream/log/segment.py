@@ -29,27 +29,36 @@ from walstream.log.folders import partition_name
 from walstream.log.index import INTERVAL_BYTES, Index
 
 OPEN_FILES_MAX = 512
-"""Sealed segments kept open for reading; the least recently read is closed first."""
+"""Segments kept open unless the node says how many its limit of file descriptors allows."""
 
 
 class OpenFiles:
-    """Bounds how many sealed segments of a node are open at once."""
+    """Bounds how many segments of a node are open at once, read and written ones alike. Thread-safe.
+
+    The least recently used file is closed first. Its segment opens it again when it is needed, so the number of
+    partitions is not bounded by the number of file descriptors.
+    """
 
     def __init__(self, most: int = OPEN_FILES_MAX) -> None:
-        self._most = most
+        self.most = most
         self._open: OrderedDict[int, Segment] = OrderedDict()
+        self._lock = Lock()
 
     def touch(self, segment: Segment) -> None:
-        """Note that a sealed segment is being read, and let go of the one longest unread."""
-        self._open[id(segment)] = segment
-        self._open.move_to_end(id(segment))
-        if len(self._open) > self._most:
-            _, oldest = self._open.popitem(last=False)
+        """Note that a segment's file is in use, and close the one that was unused for the longest time."""
+        oldest = None
+        with self._lock:
+            self._open[id(segment)] = segment
+            self._open.move_to_end(id(segment))
+            if len(self._open) > self.most:
+                _, oldest = self._open.popitem(last=False)
+        if oldest is not None:
             oldest.release()
 
     def forget(self, segment: Segment) -> None:
         """Drop a segment that is being deleted."""
-        self._open.pop(id(segment), None)
+        with self._lock:
+            self._open.pop(id(segment), None)
 
 
 class Syncing:
@@ -66,7 +75,7 @@ class Segment:
     """A file of batches from `base_offset` on."""
 
     __slots__ = (
-        "_disk", "_file", "_index", "_naming", "_open_files", "_syncing", "base_offset", "created_ms",
+        "_disk", "_file", "_index", "_indexing", "_naming", "_open_files", "_syncing", "base_offset", "created_ms",
         "durable_size", "has_file", "is_named", "path", "sealed", "size", "synced_offset", "synced_size",
     )  # fmt: skip
 
@@ -75,6 +84,7 @@ class Segment:
         self._open_files = open_files
         self._file: File | None = None
         self._index: Index | None = None
+        self._indexing = Lock()
         self._syncing = Syncing()
         self._naming = Lock()
         self.base_offset = base_offset
@@ -96,21 +106,27 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The open file."""
+        """The open file. It stays open for as long as the caller keeps it, also after `release`."""
+        return self._opened(create=False)
+
+    def file_to_write(self) -> File:
+        """Return the open file, created if this is the segment's first write.
+
+        The caller syncs what it has written through the file that it wrote to, and keeps that file until then: with no
+        file of it open, the kernel may forget that it failed to write the pages.
+        """
+        return self._opened(create=not self.has_file)
+
+    def _opened(self, *, create: bool) -> File:
         file = self._file
         if file is None:
             with self._naming:
-                file = self._file = self._disk.open(self.path)
-        if self.sealed:
-            self._open_files.touch(self)
+                file = self._file
+                if file is None:
+                    file = self._file = self._disk.open(self.path, create=create)
+                    self.has_file = True
+        self._open_files.touch(self)
         return file
-
-    def file_to_write(self) -> File:
-        """Return the open file, created if this is the segment's first write."""
-        if self._file is None:
-            self._file = self._disk.open(self.path, create=True)
-            self.has_file = True
-        return self._file
 
     def rename(self, path: Path) -> None:
         """Move the file. A reader on another thread opens it under its old name or its new one."""
@@ -146,12 +162,13 @@ class Segment:
     @property
     def index(self) -> Index:
         """The index, read from its file or made again from the batches. Blocks the first time on a sealed segment."""
-        if self._index is None:
-            index = Index.decode(self._disk.read(self.index_path)) if self.size else Index()
-            if index is None or index.covered != self.size:
-                index = self._rebuild_index()
-            self._index = index
-        return self._index
+        index = self._index
+        if index is None:
+            with self._indexing:
+                index = self._index
+                if index is None:
+                    index = self._index = self._load_index()
+        return index
 
     @index.setter
     def index(self, index: Index) -> None:
@@ -163,29 +180,44 @@ class Segment:
         return self._index is not None
 
     def release(self) -> None:
-        """Let go of the file and the index; both come back when they are needed."""
+        """Close the file once its users are done, and drop the index: both come back when they are needed.
+
+        The index stays as long as the file does not have all that it covers. May be called on any thread.
+        """
         self._file = None
-        self._index = None
+        if self.sealed and self.durable_size == self.size:
+            self._index = None
 
     def note(self, header: BatchHeader) -> int:
         """Take in the batch that will be written next, and return its position."""
+        return self._note(self.index, header)
+
+    def _note(self, index: Index, header: BatchHeader) -> int:
         position = self.size
-        self.index.note(header.base_offset, header.last_offset, position, header.length, header.max_timestamp)
+        index.note(header.base_offset, header.last_offset, position, header.length, header.max_timestamp)
         self.size = position + header.length
         return position
 
     def extend(self, position: int, headers: Sequence[BatchHeader]) -> None:
         """Take in batches that were put, durably, where a sealed segment ended too early."""
-        self.index.truncate(position)
-        self.size = position
-        for header in headers:
-            self.note(header)
-        self.durable_size = self.synced_size = self.size
+        index = self.index
+        with self._indexing:  # A reader that loads the index meanwhile would keep one without these batches.
+            index.truncate(position)
+            self.size = position
+            for header in headers:
+                self._note(index, header)
+            self.durable_size = self.synced_size = self.size
+            self._index = index
         self.synced_offset = headers[-1].next_offset
 
     def save_index(self) -> None:
         """Write the index file. It is only a hint, so it needs no fsync."""
         self._disk.write(self.index_path, self.index.encode(), durable=False)
+
+    def close(self) -> None:
+        """Close the file once its users are done. For a segment that is not needed any more."""
+        self._open_files.forget(self)
+        self._file = None
 
     def remove(self, *, keeps_snapshot: bool = False) -> None:
         """Delete its files. Readers that hold one read on. The snapshot serves a successor that begins where it did."""
@@ -286,6 +318,10 @@ class Segment:
                     raise self._corrupt(found)
             else:
                 yield found
+
+    def _load_index(self) -> Index:
+        index = Index.decode(self._disk.read(self.index_path)) if self.size else Index()
+        return self._rebuild_index() if index is None or index.covered != self.size else index
 
     def _rebuild_index(self) -> Index:
         index = Index()

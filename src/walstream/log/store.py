@@ -22,6 +22,7 @@ from walstream.errors import (
     CorruptLog,
     DirectoryUnusable,
     DiskFull,
+    OutOfFiles,
     PartitionOffline,
     StorageError,
     UnknownTopic,
@@ -33,7 +34,7 @@ from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
-from walstream.log.disk import Disk, free_bytes_min
+from walstream.log.disk import OUT_OF_FILES, Disk, free_bytes_min
 from walstream.log.driver import Driver
 from walstream.log.folders import rename_old_folders, topic_folder
 from walstream.log.group_commit import GroupCommit, Write
@@ -47,7 +48,7 @@ from walstream.log.retention import holds_more, is_expired, retained_from
 from walstream.log.rounds import Rounds
 from walstream.log.saving import Saver
 from walstream.log.scrub import Scrub
-from walstream.log.segment import OpenFiles, Segment
+from walstream.log.segment import OPEN_FILES_MAX, OpenFiles, Segment
 from walstream.log.settings import UNLIMITED
 from walstream.log.surroundings import Done
 from walstream.log.trash import Trash
@@ -92,6 +93,7 @@ class LogStore:
         journal_prepared_bytes: int = PREPARED_BYTES,
         checkpoint_interval_ms: int = 30_000,
         retention_interval_ms: int = 30_000,
+        open_files_max: int = OPEN_FILES_MAX,
         compaction_keys_max: int = KEYS_MAX,
         producers_max: int = PRODUCERS_MAX,
         producer_expiry_ms: int = PRODUCER_EXPIRY_MS,
@@ -106,7 +108,7 @@ class LogStore:
         `monotonic_ms` measures intervals: whatever is due from time to time, and how long a producer has been silent.
         """
         self.disk = disk
-        self.open_files = OpenFiles()
+        self.open_files = OpenFiles(open_files_max)
         self.now_ms = now_ms
         self.monotonic_ms = monotonic_ms
         self.catalogue = catalogue
@@ -134,7 +136,7 @@ class LogStore:
         self._free_bytes_min = free_bytes_min(disk, folder)
         self._reserve_bytes = RESERVE_BYTES_MIN
         self._was_full = self._is_making_reserve = False
-        self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes)
+        self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes, open_files_max)
         self.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
         self._open()
@@ -158,6 +160,8 @@ class LogStore:
                 if partition.cut is not None:
                     truncation.conclude(self.disk, partition.folder)
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             raise DirectoryUnusable(
                 f"The data directory {self._folder} cannot be written: {error.strerror}.",
                 "A start must note a new epoch there before it serves anything. Free some space, or mend the disk.",
@@ -307,15 +311,17 @@ class LogStore:
     def _remove(self, topics: Iterable[Topic]) -> None:
         for topic in topics:
             self._rounds.stop(topic.name)
-            for index in range(topic.partitions):
-                partition = self.partitions.pop((topic.name, index))
+            gone = [self.partitions.pop((topic.name, index)) for index in range(topic.partitions)]
+            for partition in gone:
                 partition.discard(PartitionOffline(f"The topic {topic.name} was deleted."))
-                for segment in partition.segments:
-                    self.open_files.forget(segment)  # An open file keeps its space after it is removed.
-            self.commit.run_between(partial(self._discard, topic_folder(topic)))
+            self.commit.run_between(partial(self._discard, topic_folder(topic), gone))
 
-    def _discard(self, name: str) -> None:
-        """On the flush thread: nobody writes to the folder any more."""
+    def _discard(self, name: str, partitions: list[PartitionLog]) -> None:
+        """On the flush thread: nobody writes to the folder any more. Open files would go on taking their space."""
+        self.commit.abandon({partition.key for partition in partitions})
+        for partition in partitions:
+            for segment in partition.segments:
+                segment.close()
         try:
             trashed = self._trash.put(name)
         except OSError as error:
@@ -439,10 +445,11 @@ class LogStore:
         now_ms = self.monotonic_ms()
         if any(partition.settings.append_time for partition in self.partitions.values()):
             self.append_clock.tick(self.now_ms(), self._driver.run, _not_reserved)
-        if self._has_space():
-            for partition in list(self.partitions.values()):
-                if isinstance(partition.write_error, DiskFull) and not partition.is_held:
-                    self._reopen(partition)
+        has_space = self._has_space()
+        for partition in list(self.partitions.values()):
+            error = partition.write_error
+            if not partition.is_held and (isinstance(error, OutOfFiles) or (has_space and isinstance(error, DiskFull))):
+                self._reopen(partition)
         if self.commit.wants_settling and now_ms >= self._settling_due_ms:
             self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
             self.commit.ask_settling()
@@ -487,7 +494,7 @@ class LogStore:
         self._rounds.begin(self.partitions.values(), self._saver.saved, self.now_ms())
 
     def _reopen(self, partition: PartitionLog) -> None:
-        """Bring a partition back that met a full disk, now that there is space."""
+        """Bring a partition back that met a full disk, now that there is space, or that could open no file."""
         partition.begin_reopening()
         self.leave_alone(partition, partial(self._recover, partition))
 

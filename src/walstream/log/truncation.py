@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from walstream.errors import CorruptLog, DiskFull, PartitionOffline, WalstreamError
+from walstream.errors import CorruptLog, DiskFull, OutOfFiles, PartitionOffline, WalstreamError
 from walstream.log import producer_snapshots
 from walstream.log.batch import HEADER_BYTES, parse_header
 from walstream.log.checkpoint import PartitionCheckpoint
-from walstream.log.disk import Disk
+from walstream.log.disk import OUT_OF_FILES, Disk
 from walstream.log.finding import pieces, place_around_damage
 from walstream.log.index import Index
 from walstream.log.producers import ProducerStates
@@ -287,4 +287,9 @@ def as_offline(name: str, error: Exception) -> PartitionOffline:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"No space is left on the disk to cut {name}.", "Free some; it is then done by itself.")
+    if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
+        return OutOfFiles(
+            f"No more files can be opened to truncate {name}: {error.strerror}.",
+            "Raise the limit of open files (ulimit -n, LimitNOFILE= of systemd); it is then done by itself.",
+        )
     return PartitionOffline(f"{name} cannot be cut: {error}.", "Mend the cause and restart the node.")

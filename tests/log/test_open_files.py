@@ -1,0 +1,256 @@
+"""File descriptors: the segments of a node keep few of them open, and running out of them passes."""
+
+import errno
+import os
+import sys
+import weakref
+from pathlib import Path
+from random import Random
+from threading import Thread
+
+import pytest
+
+from log.rig import FaultyDisk, FaultyFile, Rig, batch, values
+from walstream.errors import InvalidRecord, OutOfFiles
+from walstream.log.batch import assemble, parse_header, stamp, validate
+from walstream.log.compression import Compression
+from walstream.log.disk import OsDisk
+from walstream.log.records import Record, build_batch
+from walstream.log.segment import OpenFiles, Segment
+from walstream.log.settings import TopicSettings
+
+MOST = 8
+
+
+def open_segments(folder):
+    """The descriptors of this process that are segments of a folder, deleted ones too."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            path = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue
+        if path.startswith(str(folder)) and ".log" in path:
+            found.append(path)
+    return found
+
+
+class Watched(FaultyDisk):
+    """A disk that notes which segments were closed between a write and the sync of what was written."""
+
+    def __init__(self):
+        super().__init__()
+        self.closed_unsynced = []
+        self.opened = 0
+
+    def open(self, path, *, create=False):
+        self.check("open", path)
+        self.opened += 1
+        file = WatchedFile(self, path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640))
+        if path.suffix == ".log":
+            weakref.finalize(file, self._closed, path, file.state)
+        return file
+
+    def _closed(self, path: Path, state):
+        if state["is_dirty"]:
+            self.closed_unsynced.append(path)
+
+
+class WatchedFile(FaultyFile):
+    __slots__ = ("state",)
+
+    def __init__(self, disk, path, fd):
+        super().__init__(disk, path, fd)
+        self.state = {"is_dirty": False}
+
+    def pwritev(self, buffers, position):
+        self.state["is_dirty"] = True
+        return super().pwritev(buffers, position)
+
+    def sync(self):
+        super().sync()
+        self.state["is_dirty"] = False
+
+
+@pytest.mark.parametrize("size", [50, 20_000], ids=["journaled", "synced"])
+def test_a_log_that_is_written_and_never_read_keeps_few_files_open(tmp_path, size):
+    rig = Rig(tmp_path, OsDisk(), open_files_max=MOST)
+    partition = rig.topic(segment_bytes="1024")
+    most = 0
+    for number in range(300):
+        rig.write(partition, f"{number}" + "." * size)
+        most = max(most, len(open_segments(tmp_path)))
+    assert len(partition.segments) > 3 * MOST
+    assert most <= 2 * MOST
+    assert values(partition) == [f"{number}" + "." * size for number in range(300)]
+
+
+def test_more_partitions_than_files_are_written_read_and_recovered(tmp_path):
+    count = 10 * MOST
+    rig = Rig(tmp_path, OsDisk(), open_files_max=MOST)
+    rig.topic("wide", partitions=count)
+    for turn in range(3):
+        for index in range(count):
+            rig.append(rig.store.partition("wide", index), f"{turn}-{index}")
+        rig.driver.flush()
+        assert len(open_segments(tmp_path)) <= 2 * MOST
+    for clean in (False, True):
+        for index in range(count):
+            assert values(rig.store.partition("wide", index)) == [f"{turn}-{index}" for turn in range(3)]
+        assert len(open_segments(tmp_path)) <= 2 * MOST
+        rig = rig.again(clean=clean, open_files_max=MOST)
+
+
+@pytest.mark.parametrize("ack_before_fsync", [False, True])
+def test_no_segment_is_closed_between_a_write_and_its_sync(tmp_path, ack_before_fsync):
+    """The kernel may forget that it could not write pages once no file of them is open."""
+    settings = TopicSettings(segment_bytes=2000, ack_before_fsync=ack_before_fsync)
+    rig = Rig(tmp_path, Watched(), settings, open_files_max=MOST)
+    rig.topic("wide", partitions=5 * MOST)
+    random = Random(1)
+    for turn in range(300):
+        for _ in range(random.choice([1, 1, 3, MOST, 2 * MOST])):
+            partition = rig.store.partition("wide", random.randrange(5 * MOST))
+            rig.append(partition, f"{turn}" + "." * random.choice([10, 500, 20_000]))
+        rig.driver.flush()
+        if random.random() < 0.1:
+            rig.settle()
+    rig.settle()
+    assert rig.disk.opened > 10 * MOST, "files are closed and opened again"
+    assert rig.disk.closed_unsynced == []
+
+
+def test_a_deleted_topic_keeps_no_file_open(tmp_path):
+    """An open file keeps its space on the disk."""
+    rig = Rig(tmp_path, OsDisk())
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(40):
+        rig.write(partition, f"{number}" + "." * 100)
+    assert values(partition)
+    assert open_segments(tmp_path)
+    rig.store.delete_topics(["t"])
+    rig.driver.flush()
+    assert open_segments(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("part", [".log", ".journal"])
+def test_a_partition_that_could_open_no_file_comes_back_by_itself(tmp_path, code, part):
+    rig = Rig(tmp_path, Watched())
+    partition, other = rig.topic(segment_bytes="1024"), rig.topic("other")
+    written = []
+    for number in range(5):
+        rig.write(partition, f"{number}" + "." * 90)
+        written.append(f"{number}" + "." * 90)
+    rig.disk.faults["open", part] = code
+    if part == ".journal":
+        rig.store.commit.ask_settling()  # A new file of the journal is needed.
+        rig.driver.flush()
+    while partition.write_error is None:
+        text = f"{len(written)}" + "." * 90
+        rig.write(partition, text)
+        if partition.write_error is None:
+            written.append(text)
+    assert isinstance(partition.write_error, OutOfFiles)
+    assert str(partition.write_error).startswith("No more files can be opened for t-0: ")
+    for _ in range(3):
+        rig.now_ms += 1_000
+        rig.store.tick()
+        rig.driver.flush()
+    with pytest.raises(OutOfFiles):
+        rig.write(partition, "x")
+    rig.disk.faults.clear()
+    rig.now_ms += 1_000
+    rig.store.tick()
+    rig.driver.flush()
+    rig.write(partition, "later")
+    rig.write(other, "later")
+    found = values(partition)
+    assert found[: len(written)] == written
+    assert found[-1] == "later"
+    assert len(found) <= len(written) + 2, "what was not acknowledged may be there, and nothing else"
+    assert values(rig.again().store.partition("t", 0)) == found
+
+
+def test_a_start_that_can_open_no_file_changes_nothing(tmp_path):
+    disk = Watched()
+    rig = Rig(tmp_path, disk)
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(20):
+        rig.write(partition, f"{number}" + "." * 90)
+    expected, saved = values(partition), disk.read(tmp_path / "checkpoint.json")
+    disk.faults["open", "t@"] = errno.EMFILE
+    for _ in range(2):
+        with pytest.raises(OSError, match="EMFILE"):
+            rig.again()
+        assert disk.read(tmp_path / "checkpoint.json") == saved
+    disk.faults.clear()
+    again = rig.again().store.partition("t", 0)
+    assert values(again) == expected
+    assert not again.is_unclean
+
+
+def test_a_few_bytes_cannot_claim_the_offsets_of_a_whole_segment():
+    header = parse_header(batch("x"))
+    for attributes in (1, 2, 3, 4):
+        for count in (2**31 - 1, 2**20):
+            data = assemble(
+                header._replace(record_count=count, last_offset_delta=count - 1, attributes=attributes), b"not packed"
+            )
+            with pytest.raises(InvalidRecord, match="cannot fit in 10 bytes"):
+                validate(data)
+
+
+@pytest.mark.parametrize("compression", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD])
+def test_any_number_of_records_that_were_really_packed_is_taken(compression):
+    """Records that compress best: without key or value, all at one time."""
+    records = [Record(offset, 1_700_000_000_000, None, None) for offset in range(100_000)]
+    data = build_batch(records, compression=compression)
+    assert validate(data).record_count == 100_000
+
+
+def test_files_are_counted_by_several_threads(tmp_path):
+    """Readers, flushes and housekeeping touch, close and drop segments at the same time."""
+    disk, open_files = OsDisk(), OpenFiles(2)
+    segments, contents = [], {}
+    for number in range(6):
+        data = batch("x")
+        stamp(data, number * 10, 0)
+        contents[number * 10] = data
+        segment = Segment(disk, tmp_path, number * 10, open_files)
+        segment.note(parse_header(data))
+        segment.file_to_write().pwritev([data], 0)
+        segment.durable_size = segment.synced_size = segment.size
+        segment.sealed = True
+        segment.save_index()
+        segments.append(segment)
+    failures = []
+    interval = sys.getswitchinterval()
+
+    def read(seed):
+        random = Random(seed)
+        try:
+            for _ in range(50_000):
+                open_files.touch(random.choice(segments))
+                random.choice(segments).index.row_for_offset(0)
+            for _ in range(1_000):
+                segment = random.choice(segments)
+                assert segment.read(segment.base_offset, 100, cached=False, dense=True) == contents[segment.base_offset]
+                assert segment.index.covered == segment.size
+                if random.random() < 0.1:
+                    open_files.forget(random.choice(segments))
+                    random.choice(segments).release()
+        except Exception as error:  # Whatever it is: it is the finding.
+            failures.append(error)
+
+    threads = [Thread(target=read, args=(seed,)) for seed in range(4)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
