@@ -7,15 +7,20 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
+import walstream
 from node.running import running_node
+from waiting import wait_until
 from walstream import config
 from walstream.errors import ConfigError, DirectoryLocked, UsageError
 from walstream.node.addresses import split_address
@@ -69,6 +74,93 @@ def test_a_second_signal_stops_at_once(process: NodeProcess) -> None:
 _FETCH_BODY = struct.pack(">hhih", 1, 4, 1, -1) + struct.pack(">iiiib", -1, 0, 1, 1 << 30, 0)
 _FETCH_BODY += struct.pack(">ih1si", 1, 1, b"t", 1) + struct.pack(">iqi", 0, 0, 1 << 30)
 FETCH_ALL = struct.pack(">i", len(_FETCH_BODY)) + _FETCH_BODY
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Callable[[int], tuple[int | None, str]]]:
+    """Start a node that may open so many files; its exit code, or None once it is ready, and what it has said."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(limit: int, *options: str) -> tuple[int | None, str]:
+        output = tmp_path / f"{limit}.log"
+        command = [
+            sys.executable,
+            "-m",
+            "walstream.cli.main",
+            "node",
+            "start",
+            "--data",
+            str(tmp_path / "data"),
+            *options,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(Path(walstream.__file__).parent.parent)}
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *command],
+                env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            )  # fmt: skip
+        started.append(process)
+        wait_until(
+            lambda: process.poll() is not None or "node ready" in output.read_text(), f"a start with {limit} files"
+        )
+        return process.poll(), output.read_text()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def test_a_start_without_file_descriptors_says_so_and_harms_nothing(
+    tmp_path: Path, limited: Callable[..., tuple[int | None, str]]
+) -> None:
+    node = NodeProcess(tmp_path / "data")
+    node.start()
+    producer = Producer({"bootstrap.servers": node.address})
+    for number in range(3):
+        producer.produce(f"t{number}", b"kept")
+    assert producer.flush(PATIENCE_S) == 0
+    assert node.stop() == 0
+    failed = 0
+    for limit in (13, 15, 17, 24):
+        code, said = limited(limit, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        assert "Traceback" not in said, said
+        if code is None:
+            break
+        failed += 1
+        assert code == 4
+        assert "Too many open files" in said, said
+        assert "ulimit -Hn" in said, said
+        assert '"clean": true' not in said, said
+    assert failed >= 2
+    assert "few files can be opened" in said, "a warning that names the limit"
+
+
+def test_a_node_holds_more_partitions_than_it_may_open_files(
+    limited: Callable[..., tuple[int | None, str]],
+) -> None:
+    code, said = limited(100, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    assert code is None, said
+    address = json.loads(said.splitlines()[-1])["listen"]
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic("wide", 300, 1)])["wide"].result(PATIENCE_S)
+    producer = Producer({"bootstrap.servers": address})
+    failures: list[object] = []
+    for turn in range(2):
+        for index in range(300):
+            producer.produce(
+                "wide",
+                f"{turn}",
+                partition=index,
+                on_delivery=lambda error, _: failures.append(error) if error else None,
+            )
+        assert producer.flush(PATIENCE_S) == 0
+    assert failures == []
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "enable.auto.commit": False})
+    consumer.assign([TopicPartition("wide", index, 0) for index in range(300)])
+    found = [message.value() for message in consumer.consume(600, PATIENCE_S)]
+    consumer.close()
+    assert sorted(found) == [b"0"] * 300 + [b"1"] * 300
 
 
 async def test_one_node_per_folder(tmp_path: Path) -> None:

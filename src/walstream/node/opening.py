@@ -7,20 +7,28 @@ settings. Opening recovers the log and therefore takes the time that recovery ta
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 
 from walstream import logs
 from walstream.cluster.local import ANY_PRODUCER_ID, Catalogue
 from walstream.cluster.static import producer_ids
-from walstream.config import Config
+from walstream.config import Config, LimitsConfig
 from walstream.log.disk import OsDisk
 from walstream.log.driver import ThreadDriver
+from walstream.log.segment import OPEN_FILES_MAX
 from walstream.log.settings import TopicSettings
 from walstream.log.store import LogStore
 from walstream.node.turns import Turns
 
 log = logs.get(__name__)
+
+FILES_RESERVED = 256
+"""File descriptors for the journal, other nodes, the HTTP endpoint, files being sent and the process itself."""
+
+FILES_PER_SEGMENT = 3
+"""A segment's file can be open as the one in use, as one behind the journal, and as one that is being synced."""
 
 
 def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, LogStore]:
@@ -45,6 +53,7 @@ def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, Log
         journal_bytes_max=config.log.journal_bytes_max,
         checkpoint_interval_ms=config.log.checkpoint_interval_ms,
         retention_interval_ms=config.log.retention_check_interval_ms,
+        open_files_max=segment_files_max(config.limits),
         compaction_keys_max=config.log.compaction_keys_max,
         producers_max=config.limits.producers_per_partition_max,
         producer_expiry_ms=config.limits.producer_expiry_ms,
@@ -54,6 +63,21 @@ def open_log(config: Config, folder: Path, turns: Turns) -> tuple[Catalogue, Log
         scrub_interval_s=cluster.scrub_interval_ms // 1000,
     )
     return catalogue, store
+
+
+def files_wanted(limits: LimitsConfig) -> int:
+    """Return how many file descriptors let every partition keep its file open beside all connections."""
+    return limits.connections_max + FILES_RESERVED + FILES_PER_SEGMENT * (limits.partitions_max + OPEN_FILES_MAX)
+
+
+def segment_files_max(limits: LimitsConfig) -> int:
+    """Return how many segments may be open at once under the process's limit of file descriptors.
+
+    Where the limit leaves nothing beside the connections that are allowed, a part of it: there may be fewer of them.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = files_wanted(limits) if limit == resource.RLIM_INFINITY else limit
+    return max((limit - limits.connections_max - FILES_RESERVED) // FILES_PER_SEGMENT, limit // 8, 1)
 
 
 def topic_defaults(config: Config) -> TopicSettings:

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Protocol
 from walstream import logs
 from walstream.config import ClusterNode, ReplicationConfig, SecurityConfig
 from walstream.errors import ConfigError, ConnectionLost, UnreachableError
+from walstream.log.disk import OUT_OF_FILES
 from walstream.node.addresses import split_address
 from walstream.node.lines import PlainLine, TlsLine
 from walstream.node.peer_links import PeerLink
 from walstream.node.security import Certificate, check_listener, names_host
 from walstream.node.supervision import supervise
+from walstream.ops.http import bound_port
 from walstream.replication.wire import version_1
 from walstream.replication.wire.authentication import NONCE_BYTES, Authentication
 from walstream.replication.wire.data import PayloadCompression
@@ -109,10 +111,12 @@ class Peers:
                     ssl=self._server_tls,
                     ssl_handshake_timeout=self._config.handshake_timeout_ms / 1000,
                 )
-                self.port = self._server.sockets[0].getsockname()[1]
+                self.port = bound_port(self._server)
                 return
             self._listener = socket.create_server((host, port), family=_family(host), backlog=BACKLOG)
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(
                 f"The node cannot listen for leaders at {self._config.listen}: {reason}.", "Change replication.listen."

@@ -25,16 +25,16 @@ import uvloop
 
 import walstream
 from walstream import garbage, logs
-from walstream.config import Config, SecurityConfig
-from walstream.errors import ConfigError, WalstreamError
-from walstream.log.disk import DirectoryLock
+from walstream.config import Config, LimitsConfig, SecurityConfig
+from walstream.errors import ConfigError, OutOfFiles, WalstreamError
+from walstream.log.disk import OUT_OF_FILES, DirectoryLock
 from walstream.node.addresses import split_address
 from walstream.node.api import APIS
 from walstream.node.connection import Connection, Dispatch
 from walstream.node.dispatch import Dispatcher
 from walstream.node.framing import SCRATCH_BYTES, Budget
 from walstream.node.groups.service import GroupService
-from walstream.node.opening import now_ms, open_log
+from walstream.node.opening import files_wanted, now_ms, open_log, segment_files_max
 from walstream.node.placement import Alone, Placement
 from walstream.node.replicas import Replicas
 from walstream.node.security import Security, check_listener, load_secret
@@ -42,7 +42,7 @@ from walstream.node.sessions import Sessions
 from walstream.node.supervision import supervise
 from walstream.node.turns import Turns
 from walstream.ops.health import health
-from walstream.ops.http import HttpServer, Page, Pages, json_page
+from walstream.ops.http import HttpServer, Page, Pages, bound_port, json_page
 from walstream.ops.metrics import Exporter, Metrics
 
 log = logs.get(__name__)
@@ -58,9 +58,6 @@ SWITCH_INTERVAL_S = 0.001
 
 CLOSINGS_LOGGED_MAX = 20
 """Closed connections that are logged one by one within a second. Strangers must not be able to fill the log."""
-
-FILES_BESIDE_CONNECTIONS = 4_096
-"""File descriptors wanted for segments, the journal and the rest."""
 
 
 class Node:
@@ -101,6 +98,7 @@ class Node:
         self._http: HttpServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._started = time.monotonic()
+        self._has_started = False
 
     def _join_cluster(self, folder: Path) -> None:
         try:
@@ -182,6 +180,7 @@ class Node:
         loop = asyncio.get_running_loop()
         await self._listen(loop)
         self._ticker = supervise("housekeeping", self._tick)
+        self._has_started = True
         log.info(
             "node ready",
             listen=f"{self._host}:{self.port}",
@@ -209,13 +208,15 @@ class Node:
                 ssl=tls,
                 ssl_handshake_timeout=self.limits.handshake_timeout_ms / 1000 if tls else None,
             )
-            self._port = self._server.sockets[0].getsockname()[1]
+            self._port = bound_port(self._server)
             address = self.config.node.http_listen
             if address:
                 self._warn_if_open(address)
                 self._http = HttpServer(self._pages())
                 await self._http.start(*split_address(address))
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(
                 f"The node cannot listen at {address}: {reason}.", "Change node.listen or node.http_listen."
@@ -300,6 +301,8 @@ class Node:
         try:
             await loop.run_in_executor(None, self.store.close)
             await asyncio.sleep(0)  # The last completions were posted before this and run first.
+            if not self._has_started:
+                return False  # Nothing was served: the checkpoint of this start says all there is.
             await loop.run_in_executor(None, self.store.mark_clean)
         except (OSError, WalstreamError) as error:
             # What was acknowledged is durable; the next start only has more to check.
@@ -319,23 +322,44 @@ class Node:
             connection.abort("the node stops")
 
 
-def raise_file_limit(connections_max: int) -> None:
-    """Raise the number of files this process may open, as far as it may and needs."""
+def raise_file_limit(limits: LimitsConfig) -> None:
+    """Raise the number of files this process may open, as far as it may and needs.
+
+    With fewer files the node closes those of the least recently used segments: slower, but nothing is refused.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections_max + FILES_BESIDE_CONNECTIONS
+    wanted = files_wanted(limits)
     reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < reachable:
         resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
     if reachable < wanted:
-        log.warning("few files can be opened", limit=reachable, wanted=wanted)
+        log.warning(
+            "few files can be opened",
+            limit=reachable,
+            wanted=wanted,
+            connections_max=limits.connections_max,
+            partitions_max=limits.partitions_max,
+            segments_open=segment_files_max(limits),
+            hint=f"Raise the hard limit: ulimit -Hn {wanted}, or LimitNOFILE={wanted} of systemd.",
+        )
 
 
 def run(config: Config) -> int:
     """Run a node until it is told to stop, and return the exit code."""
-    raise_file_limit(config.limits.connections_max)
+    raise_file_limit(config.limits)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_main(config))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_main(config))
+    except OSError as error:
+        if error.errno not in OUT_OF_FILES:
+            raise
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = files_wanted(config.limits)
+        raise OutOfFiles(
+            f"The node cannot open the files it needs to start: {os.strerror(error.errno)}, at a limit of {limit}.",
+            f"Raise the hard limit: ulimit -Hn {wanted}, or LimitNOFILE={wanted} of systemd. The log is as it was.",
+        ) from error
 
 
 async def _main(config: Config) -> int:

@@ -7,7 +7,10 @@ time it may take, the number of connections. The pages are functions that the no
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +62,7 @@ class HttpServer:
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one, which `port` then tells."""
         self._server = await asyncio.start_server(self._accept, host or None, port, limit=REQUEST_BYTES_MAX)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = bound_port(self._server)
 
     async def close(self) -> None:
         """Stop listening and drop what is under way."""
@@ -122,3 +125,16 @@ def _head(page: Page) -> bytes:
         "Cache-Control: no-store\r\n"
         "Connection: close\r\n\r\n"
     ).encode("ascii")
+
+
+def bound_port(server: asyncio.Server) -> int:
+    """Return the port that a server listens on; raises OSError if it has no socket.
+
+    asyncio ignores an error of `socket()`, which may mean an address family that the machine does not have, but also
+    that no more files can be opened.
+    """
+    if not server.sockets:
+        socket.socket().close()
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    port: int = server.sockets[0].getsockname()[1]
+    return port
