@@ -16,6 +16,7 @@ from log.test_cleaner import compacted, fill, table
 from walstream.errors import DiskFull, PartitionOffline
 from walstream.log.disk import Buffer, OsDisk, OsFile
 from walstream.log.partition_log import PartitionLog
+from walstream.log.scrub import check
 
 
 class FailingFile(OsFile):
@@ -436,6 +437,116 @@ def test_a_reader_on_another_thread_follows_segments_that_compaction_replaces(tm
         assert table(partition)[0] == expected
     assert partition.segments is not old
     assert partition.damaged == []
+
+
+# ── damage in a compacted log ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def leading(rig: Rig) -> PartitionLog:
+    """Return a leader's log that is compacted and has gaps between its batches."""
+    partition = rig.topic(cleanup_policy="compact", segment_bytes="4096", min_cleanable_dirty_ratio="0")
+    partition.become_leader(1, lambda error: None)
+    for number in range(300):
+        rig.write(partition, f"value-{number}" * 2, keys=[f"k{number % 3 if number % 5 else number}"])
+    partition.advance_high_watermark(partition.log_end)
+    settled(rig)
+    rig.store.compact()
+    settled(rig)
+    return partition
+
+
+def rot(partition: PartitionLog, segment: int, number: int, *, in_header: bool = False) -> tuple[int, int]:
+    """Spoil the last bytes of a batch, or its length; return the range that is found damaged."""
+    position, header = list(partition.segments[segment].headers())[number]
+    with partition.segments[segment].path.open("r+b") as file:
+        file.seek(position + (8 if in_header else header.length - 4))
+        file.write(b"\xff\xff\xff\xff")
+    check([partition], None, 1 << 20)
+    (damaged,) = partition.damaged
+    assert damaged[0] <= header.base_offset < damaged[1]
+    return damaged
+
+
+def repair_from(rig: Rig, partition: PartitionLog, peer: PartitionLog, bytes_max: int) -> list[Exception | None]:
+    """Ask a peer for the first damaged range until it is sound, or refused."""
+    heard: list[Exception | None] = []
+    while partition.damaged and not any(heard):
+        start, end = partition.damaged[0]
+        chunk = peer.read_for_repair(start, end, bytes_max)
+        partition.repair(start, [memoryview(bytearray(buffer)) for buffer in chunk.buffers], heard.append)
+        rig.driver.flush()
+    return heard
+
+
+def test_any_batch_of_a_compacted_log_is_repaired_from_a_peer_with_the_same(tmp_path: Path) -> None:
+    peer = leading(Rig(tmp_path / "peer", FailingDisk(), replicated=True))
+    rig = Rig(tmp_path / "own", FailingDisk(), replicated=True)
+    partition = leading(rig)
+    expected = table(partition)
+    assert expected == table(peer)
+    for segment in range(2):
+        for number in range(len(list(partition.segments[segment].headers()))):
+            damaged = rot(partition, segment, number)
+            assert not any(repair_from(rig, partition, peer, 1 << 20)), (segment, number, damaged)
+            assert partition.damaged == []
+            assert table(partition) == expected
+    again = rig.again(replicated=True).store.partition("t", 0)
+    assert again.damaged == []
+    assert table(again) == expected
+
+
+def test_neighbours_in_a_compacted_log_are_repaired_batch_by_batch(tmp_path: Path) -> None:
+    peer = leading(Rig(tmp_path / "peer", FailingDisk(), replicated=True))
+    rig = Rig(tmp_path / "own", FailingDisk(), replicated=True)
+    partition = leading(rig)
+    expected = table(partition)
+    for number in (3, 4, 5):
+        position, header = list(peer.segments[0].headers())[number]
+        with partition.segments[0].path.open("r+b") as file:
+            file.seek(position + header.length - 4)
+            file.write(b"\xff\xff\xff\xff")
+    check([partition], None, 1 << 20)
+    heard = repair_from(rig, partition, peer, 1)
+    assert heard == [None] * 3
+    assert partition.damaged == []
+    assert table(partition) == expected
+
+
+@pytest.mark.parametrize("in_header", [True, False])
+def test_a_replica_that_was_compacted_differently_copies_again_from_the_damage_on(
+    tmp_path: Path, in_header: bool
+) -> None:
+    rig = Rig(tmp_path / "own", FailingDisk(), replicated=True)
+    partition = leading(rig)
+    peer_rig = Rig(tmp_path / "peer", FailingDisk(), replicated=True)
+    peer = leading(peer_rig)
+    for number in range(0, 300, 5):  # The peer has later values of all keys, and compacts again.
+        peer_rig.write(peer, "newer", keys=[f"k{number}"])
+    peer.advance_high_watermark(peer.log_end)
+    settled(peer_rig)
+    peer_rig.store.compact()
+    expected = table(peer)[0]
+    start, _ = rot(partition, 0, 6, in_header=in_header)
+    partition.become_follower(1, lambda error: None)
+    assert any(repair_from(rig, partition, peer, 1 << 20)), "the peer has nothing that fits"
+    heard: list[Exception | None] = []
+    partition.truncate(start, heard.append)  # As the leader orders after some attempts.
+    rig.driver.flush()
+    assert heard == [None]
+    assert partition.log_end <= start
+    assert partition.damaged == []
+    last = partition.segments[-1]
+    assert last.size == sum(header.length for _, header in last.headers()), "nothing of the damage is left"
+    while partition.log_end < peer.log_end:
+        chunk = peer.read_replica_blocking(partition.log_end, 1000)
+        partition.append_replicated(chunk.buffers, offset=partition.log_end, now_ms=rig.now_ms)
+        rig.driver.flush()
+    partition.advance_high_watermark(partition.log_end)
+    check([partition], None, 1 << 20)
+    for log in (partition, rig.again(replicated=True).store.partition("t", 0)):
+        log.high_watermark = log.log_end
+        assert log.damaged == []
+        assert table(log)[0] == expected
 
 
 # ── random faults ────────────────────────────────────────────────────────────────────────────────────────────────────

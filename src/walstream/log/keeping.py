@@ -164,13 +164,13 @@ class KeptLog(ReadableLog):
         else:
             then()
 
-    def repaired(self, headers: Sequence[BatchHeader]) -> None:
-        """Batches that were damaged stand in their place again: know of them what their headers say."""
+    def repaired(self, headers: Sequence[BatchHeader], start: int, end: int) -> None:
+        """The damaged batches of [start, end) stand in their place again: know of them what their headers say."""
         now_ms = self._shared.monotonic_ms()
         for header in headers:
             self.epochs.found_at(header.leader_epoch, header.base_offset)
             self.producers.apply(header, now_ms)
-        left = without(self.damaged, headers[0].base_offset, headers[-1].next_offset)
+        left = without(self.damaged, start, end)
         self.damaged = [(start, end) for start, end in left if end > self.log_start]
         self._notify()
 

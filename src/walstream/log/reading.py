@@ -221,7 +221,7 @@ class ReadableLog:
         """Return verified batches from `start` on, as far as they lie in [start, end); none if they cannot be read.
 
         One is returned even if it ends later: who asks may not know how long it was. It may begin before `start`, which
-        may be where a log begins. Blocks; may be called on another thread.
+        may be where a log begins, and after it where compaction left a gap. Blocks; may be called on another thread.
         """
         cuts = self.truncations
         try:
@@ -229,7 +229,7 @@ class ReadableLog:
                 return Chunk((), 0, start)  # It may begin before the log does, if its batch reaches into it.
             data = self._read_below(min(end, self.durable_end), start, bytes_max, cached=False)
             data = data or self._read_below(self.durable_end, start, 1, cached=False)
-            if data and parse_header(data).base_offset <= start:
+            if data and parse_header(data).base_offset <= (start if start >= self.gaps_below else end - 1):
                 return self._chunk(data, start, cuts)
         except (CorruptLog, FileNotFoundError):
             pass

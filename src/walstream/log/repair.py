@@ -4,7 +4,10 @@ A replica's bytes are its leader's, batch for batch, so what was damaged had the
 written over the damage in the file, between the sound batches before and after it, and synced. A crash on the way
 leaves damage, as before. Where the end of a sealed segment is missing, with others after it, the batches are put there.
 
-What does not fit is refused: then the log must be cut back or copied anew, which is not for this module to decide.
+In a compacted log there may be gaps between batches, and the peer may have compacted its copy at another time. So there
+the batches count as all that belongs in the place of the damage only if they fill it to the byte.
+
+What does not fit is refused: then the log must be truncated or copied again, which is not for this module to decide.
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ class Gap(NamedTuple):
     what comes is put before the sound batches, and what lies before that is never read."""
     end: int
     """The offset at which sound batches go on."""
+    dense: bool
+    """Whether every offset from `start` to `end` belongs to a batch."""
 
 
-def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: int) -> Gap:
+def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: int, gaps_below: int) -> Gap:
     """Find the damage that begins at offset `start`, or holds it if the log starts there. Blocks.
 
     Raises CorruptLog if there is none.
@@ -48,18 +53,19 @@ def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: i
     segment = segments[number]
     is_last = number + 1 == len(segments)
     end = log_end if is_last else segments[number + 1].base_offset
+    dense = segment.base_offset >= gaps_below
     if segment.size:
         source = partial(pieces, segment.file, segment.durable_size)
-        place = place_around_damage(source, segment.base_offset, start, dense=True, end=end)
+        place = place_around_damage(source, segment.base_offset, start, dense=dense, end=end)
     else:
         place = Place(0, 0, segment.base_offset)
     if place.length:
         # Whole as far as its checksum goes, and yet known to be damaged: its epoch is wrong, or it was put there by
         # a repair whose sync failed. Batch by batch, because what follows it may be damaged in another way.
         header = parse_header(segment.file.pread(HEADER_BYTES, place.position))
-        if header.base_offset != start != log_start:
+        if header.base_offset < start != log_start or (dense and header.base_offset > start):
             raise CorruptLog(f"Offset {start} is in the middle of a batch.")
-        return Gap(segment, place.position, place.length, header.base_offset, header.next_offset)
+        return Gap(segment, place.position, place.length, min(header.base_offset, start), header.next_offset, dense)
     if place.damage is None and is_last:
         raise CorruptLog(f"The log ends before offset {start}; nothing there is damaged.")
     if place.expected != start != log_start:
@@ -68,9 +74,12 @@ def find_gap(segments: Sequence[Segment], start: int, log_end: int, log_start: i
         raise error
     if place.following is None:
         length = segment.durable_size - place.position if is_last else None
-        return Gap(segment, place.position, length, place.expected, end)
-    following = place_around_damage(source, segment.base_offset, place.following, dense=True, end=end)
-    return Gap(segment, place.position, following.position - place.position, place.expected, place.following)
+        if length is None and not dense:
+            length = segment.durable_size - place.position
+        return Gap(segment, place.position, length, place.expected, end, dense)
+    following = place_around_damage(source, segment.base_offset, place.following, dense=dense, end=end)
+    length = following.position - place.position
+    return Gap(segment, place.position, length, place.expected, place.following, dense)
 
 
 class Repairing:
@@ -103,7 +112,8 @@ class Repairing:
     def _checked(self) -> list[BatchHeader]:
         epochs, start = self._partition.epochs, self._start
         first = first_offset(self._received, start) if start == self._partition.log_start else start
-        parsed = check_received(self._received, start, start, 0, self._partition.leader_epoch, dense=True, first=first)
+        dense = start >= self._partition.gaps_below
+        parsed = check_received(self._received, start, start, 0, self._partition.leader_epoch, dense=dense, first=first)
         headers = [header for _, batch_headers in parsed for header in batch_headers]
         if not headers:
             raise CorruptBatch(f"No batch came for offset {start}.")
@@ -120,7 +130,9 @@ class Repairing:
         try:
             if partition.truncations != self._cuts:
                 raise CorruptLog(f"{partition.name} was cut since.")
-            gap = find_gap(partition.segments, self._start, partition.durable_end, partition.log_start)
+            gap = find_gap(
+                partition.segments, self._start, partition.durable_end, partition.log_start, partition.gaps_below
+            )
             # What reaches beyond the damage is there already, or is for the next repair.
             headers = [header for header in headers if header.next_offset <= gap.end]
             size = sum(header.length for header in headers)
@@ -153,12 +165,18 @@ class Repairing:
             return
         if gap.length is None:
             gap.segment.extend(position, headers)
-        partition.repaired(headers)
+        start, end = headers[0].base_offset, headers[-1].next_offset
+        if not gap.dense:
+            start = min(start, gap.start)
+            end = gap.end if sum(header.length for header in headers) == gap.length else end
+        partition.repaired(headers, start, end)
         self._done(None)
 
 
 def _position_in(gap: Gap, headers: Sequence[BatchHeader], size: int) -> int | None:
     """Return where batches can stand; None if they cannot: what reaches the end must fill the gap, or end with it."""
+    if not gap.dense:
+        return gap.position if gap.length is not None and size <= gap.length else None
     is_whole = headers[-1].next_offset == gap.end
     if headers[0].base_offset == gap.start:
         fits = gap.length is None or (size == gap.length if is_whole else size <= gap.length)

@@ -138,13 +138,16 @@ def plan(segments: Sequence[Segment], to: int, gaps_below: int) -> Cut:
         return Cut(segment.base_offset, 0, segment.base_offset)
     position, offset = segment.index.row_for_offset(to - 1)
     end = segment.base_offset if offset is None else offset
+    dense = segment.base_offset >= gaps_below
     for at, header in segment.headers(position):
-        if header.base_offset != end and segment.base_offset >= gaps_below:
+        if dense and header.base_offset != end:
             return _plan_around_damage(segment, to)
         if header.next_offset > to:
-            return Cut(segment.base_offset, at, end)
-        end = header.next_offset
-    return Cut(segment.base_offset, segment.size, end)
+            break
+        position, end = at + header.length, header.next_offset
+    else:
+        position = segment.size if dense else position
+    return Cut(segment.base_offset, position, end)
 
 
 def _plan_around_damage(segment: Segment, to: int) -> Cut:
