@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 
+from walstream.log.batch import parse_header
 from walstream.node.api.offsets import RESOLVED_TIMESTAMP
 
 from .bare import Bare, one_record, produce_request
@@ -411,12 +412,14 @@ def test_mode_sync_waits_for_followers(make_node: MakeNode) -> None:
 
 
 def test_compacted_topics(make_node: MakeNode) -> None:
-    with running(make_node, log__retention_check_interval_ms=200) as cluster:
+    with running(make_node, log__retention_check_interval_ms=200, log__checkpoint_interval_ms=500) as cluster:
         cluster.create("t", cleanup_policy="compact", segment_bytes=20_000, min_cleanable_dirty_ratio="0.1")
         producer = producer_of(cluster.address)
         for number in range(6000):
             producer.produce("t", f"{number}".encode().rjust(60), key=f"{number % 50}".encode(), partition=0)
             producer.poll(0)
+            if number % 100 == 99:
+                producer.flush(TIMEOUT_S)  # Small batches, of which compaction takes whole ones away.
         assert producer.flush(TIMEOUT_S) == 0
         cluster[3].kill()
         cluster.wipe(3)
@@ -438,6 +441,9 @@ def test_compacted_topics(make_node: MakeNode) -> None:
         assert found == {key: 5950 + key for key in range(50)}
 
         # The gaps are there, whatever the topic's settings say: a follower takes them from its leader.
+        wait_for(
+            lambda: parse_header(cluster.batches(1, "t")[0]).base_offset > 0, "the first batches are compacted away"
+        )
         configure_topic(cluster.address, "t", cleanup_policy="delete")
         cluster[3].kill()
         cluster.wipe(3)
@@ -466,8 +472,6 @@ def test_a_follower_behind_retention_begins_anew(make_node: MakeNode) -> None:
         low = starts().pop()
 
         def kept(number: int) -> bytes:
-            from walstream.log.batch import parse_header
-
             return b"".join(one for one in cluster.batches(number, "t") if parse_header(one).last_offset >= low)
 
         wait_for(lambda: kept(1) == kept(2) == kept(3), "the replicas are equal", 30, 0.5)
