@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -235,3 +236,42 @@ def test_a_catalogue_that_cannot_be_written_is_a_storage_error() -> None:
             change()
     assert list(rig.catalogue.topics) == ["t"]
     assert rig.store.partition("t", 0).settings.retention_ms > 1
+
+
+def lost_from_the_page_cache(rig: Rig, partition: PartitionLog) -> None:
+    """Empty a segment's file, as a power cut does that leaves its batches in the journal alone."""
+    segment = partition.segments[-1]
+    os.truncate(segment.path, segment.synced_size)
+
+
+def test_what_the_journal_alone_has_is_recovered_on_a_full_disk(disk: Path) -> None:
+    rig = rig_on(disk)
+    partition = rig.topic()
+    rig.write(partition, "synced")
+    rig.settle()
+    for number in range(40):
+        rig.write(partition, f"{number:010000d}")
+    found = values(partition)
+    lost_from_the_page_cache(rig, partition)
+    fill_up(disk)
+    again = rig_on(disk).store.partition("t", 0)
+    assert values(again) == found
+
+
+def test_a_start_that_cannot_recover_for_lack_of_space_says_so_and_loses_nothing() -> None:
+    rig = PowerRig(SimDisk(Random(1)))
+    partition = rig.topic()
+    rig.follow(partition, 1)
+    rig.receive(partition, 1, "a" * 100)
+    rig.driver.flush()
+    assert partition.durable_end == 1
+    for path, inode in rig.disk.files():
+        if path.endswith(".log"):  # The journal has what did not reach the platter here.
+            inode.data.clear()
+            inode.durable.clear()
+    rig.disk.is_full = True
+    with pytest.raises(DirectoryUnusable, match="cannot be recovered"):
+        rig.again()
+    rig.disk.is_full = False
+    again = rig.again().store.partition("t", 0)
+    assert (again.log_end, again.is_unclean) == (1, False)

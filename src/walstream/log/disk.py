@@ -85,6 +85,9 @@ class Disk(Protocol):
     def keep_reserve(self, size: int) -> bool:
         """Set space aside for durable writes to a full disk, if there is so much; return whether it is set aside."""
 
+    def spend_reserve(self) -> None:
+        """Give up what was set aside, until `keep_reserve` makes it again."""
+
     def open(self, path: Path, *, create: bool = False) -> File:
         """Open a file for reading and writing."""
 
@@ -233,7 +236,8 @@ class OsDisk:
                 self._reserve.unlink(missing_ok=True)
             raise
 
-    def _spend_reserve(self) -> None:
+    def spend_reserve(self) -> None:
+        """Give up what was set aside."""
         if self._reserve is not None:
             with self._reserve_lock:
                 self._reserve.unlink(missing_ok=True)
@@ -259,7 +263,7 @@ class OsDisk:
         except OSError as error:
             if not durable or not is_full(error) or self._reserve is None:
                 raise
-            self._spend_reserve()
+            self.spend_reserve()
             self._replace(path, data, durable=True)
 
     def _replace(self, path: Path, data: bytes, *, durable: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from walstream.errors import CorruptLog, StorageError
 from walstream.log.checkpoint import PartitionCheckpoint
-from walstream.log.disk import OUT_OF_FILES, Disk
+from walstream.log.disk import OUT_OF_FILES, Disk, is_full
 from walstream.log.epochs import EpochMap
 from walstream.log.index import Index
 from walstream.log.journal import Redo
@@ -42,12 +42,13 @@ class Opener:
     ) -> Recovered:
         """Recover a partition; one whose files cannot be used is opened without them, offline.
 
-        Raises OSError where no more files can be opened: nothing is wrong with this partition's, nor with the next.
+        Raises OSError where no more files can be opened, for nothing is wrong with this partition's, nor with the next;
+        and on a full disk: a partition without its newest batches must not pass for one that lost them.
         """
         try:
             return self.recover(folder, saved, settings, clean=clean, redo=redo, is_only_copy=is_only_copy)
         except (CorruptLog, OSError) as error:
-            if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
+            if is_full(error) or (isinstance(error, OSError) and error.errno in OUT_OF_FILES):
                 raise
             failure = error if isinstance(error, CorruptLog) else StorageError(f"{folder}: {error.strerror}.")
             return Recovered.failed(self.disk, folder, saved, self.open_files, failure)

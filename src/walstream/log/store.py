@@ -34,7 +34,7 @@ from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
-from walstream.log.disk import OUT_OF_FILES, Disk, free_bytes_min
+from walstream.log.disk import OUT_OF_FILES, Disk, free_bytes_min, is_full
 from walstream.log.driver import Driver
 from walstream.log.folders import rename_old_folders, topic_folder
 from walstream.log.group_commit import GroupCommit, Write
@@ -200,11 +200,26 @@ class LogStore:
     def _open_partition(
         self, topic: Topic, index: int, saved: PartitionCheckpoint | None, *, clean: bool, redo: Redo
     ) -> None:
+        """Recover a partition, on a full disk with the space of the reserve and then of the journal's spare file."""
         is_only_copy = not self.replicated or topic.replicas == [self.catalogue.node_id]
         settings = self.catalogue.settings(topic)
-        found = self._opener.open(
-            self._folder_of(topic, index), saved, settings, clean=clean, redo=redo, is_only_copy=is_only_copy
-        )
+        found: Recovered | None = None
+        makers_of_room = [self._journal.give_up_spare, self.disk.spend_reserve]
+        folder = self._folder_of(topic, index)
+        while found is None:
+            try:  # Recovery takes out of `redo` what it writes.
+                found = self._opener.open(
+                    folder, saved, settings, clean=clean, redo=dict(redo), is_only_copy=is_only_copy
+                )
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not makers_of_room:
+                    raise DirectoryUnusable(
+                        f"{topic.name}-{index} cannot be recovered: {error.strerror}.",
+                        "Batches that are durable in the journal belong into its files. Free some space.",
+                    ) from error
+                makers_of_room.pop()()
         self._add(topic, index, saved, found)
 
     def _folder_of(self, topic: Topic, index: int) -> Path:

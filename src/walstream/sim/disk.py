@@ -224,6 +224,10 @@ class SimDisk:
             self.is_reserve_spent = True
         return not self.is_reserve_spent
 
+    def spend_reserve(self) -> None:
+        """Give up what was set aside."""
+        self.is_reserve_spent = True
+
     def open(self, path: Path, *, create: bool = False) -> SimFile:
         """Open a file for reading and writing."""
         folder, name = self._parent(path)
