@@ -8,7 +8,7 @@ import pytest
 
 from log.rig import FaultyDisk, Rig, batch, values
 from walstream.errors import CorruptLog, DiskFull, PartitionOffline, SyncFailed, WalstreamError
-from walstream.log.batch import HEADER_BYTES, stamp
+from walstream.log.batch import HEADER_BYTES, stamp, walk
 from walstream.log.records import iter_records
 
 COUNT = 10
@@ -47,6 +47,21 @@ def readable(partition):
         assert record.offset == offset
         found.append(int(record.value))
     return found
+
+
+@pytest.mark.parametrize("first", [1, 4, COUNT - 1])
+def test_a_read_ends_before_what_is_known_to_be_damaged(tmp_path, first):
+    """Also where the bytes look sound: no checksum covers the leader epoch."""
+    rig = Rig(tmp_path)
+    partition = rig.topic()
+    fill(rig, partition)
+    partition.note_damage(first, first + 1, CorruptLog("wrong epoch"))
+    for read in (partition.read_blocking, partition.read_cached):
+        data = read(0, 1 << 20)
+        assert [header.base_offset for _, header in walk(data)] == list(range(first))
+        with pytest.raises(CorruptLog):
+            read(first, 1 << 20)
+    assert readable(partition) == [number for number in range(COUNT) if number != first]
 
 
 HEADER_FLIPS = [(position, mask) for position in range(HEADER_BYTES) for mask in (0x01, 0x08, 0x40, 0x80)]

@@ -53,6 +53,13 @@ FIVE = [(100, NOW - 5_000 + number * 1_000) for number in range(5)]
         (TopicSettings(retention_ms=0, hold_from_ms=0, hold_bytes_max=0), 50),
         (TopicSettings(retention_ms=2_500, hold_from_ms=0, hold_bytes_max=200), 10),  # Beyond what is kept anyway.
         (TopicSettings(compacted=True, deleted=False, retention_ms=0), 0),
+        (TopicSettings(retention_ms=-1, retention_bytes=300), 20),
+        (TopicSettings(retention_ms=-1, retention_bytes=301), 10),
+        (TopicSettings(retention_ms=-1, retention_bytes=299), 20),
+        (TopicSettings(retention_ms=-1, retention_bytes=500), 0),
+        (TopicSettings(retention_ms=-1, retention_bytes=0), 50),
+        (TopicSettings(retention_ms=3_000), 20),
+        (TopicSettings(retention_ms=2_999), 30),
     ],
 )
 def test_where_the_log_starts(settings: TopicSettings, expected: int) -> None:
