@@ -219,6 +219,17 @@ def test_high_watermark_is_taken_from_an_accepted_stream_and_up_to_the_own_disk(
     assert progress == Progress(KEY, 5, 1, 2, 2, ReplicaFlag.NONE)
 
 
+def test_log_start_is_taken_over_no_further_than_the_own_disk_reaches() -> None:
+    log = MemoryLog()
+    manager, _ = following(log)
+    effects = from_leader(manager, 2, Data(KEY, 5, 1, 9, 4, 0, 2, (b"0:5:x", b"1:5:y")))
+    assert not [effect for effect in effects if isinstance(effect, fx.TrimLog)]
+    log.append_replicated(only(fx.Append, effects).batches)
+    log.flush()
+    effects = manager.handle(ev.Durable(), NOW)
+    assert only(fx.TrimLog, effects).log_start == manager.facts.high_watermark == 2
+
+
 def test_watermark_is_answered_though_nothing_is_new() -> None:
     manager, _ = following()
     answer = only(fx.Send, from_leader(manager, 2, Watermark(KEY, 5, 1, 0, 0, 0))).message

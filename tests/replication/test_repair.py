@@ -102,6 +102,23 @@ def test_damage_that_cannot_be_repaired_in_place_is_cut_off_and_copied() -> None
     assert world.state.isr_nodes == {1, 2}
 
 
+def test_follower_that_is_cut_back_counts_for_nothing_until_it_has_said_what_is_left() -> None:
+    world = cluster(2)
+    node, cuts = world.nodes[2], []
+    node._InstallRepair = lambda effect: node.later(  # type: ignore[method-assign]
+        lambda: node.handle(ev.RepairDone(effect.token, node.log.damaged_ranges()))
+    )
+    cut, node._Truncate = node._Truncate, cuts.append  # type: ignore[method-assign]
+    rot(node, 2)
+    world.run(15_000)
+    assert len(cuts) == 1
+    assert world.leader().sessions[2].lag.end is None
+    assert world.leader().replica_durable(1) == 0
+    cut(cuts[0])
+    world.run(10_000)
+    assert world.leader().replica_durable(1) == world.nodes[1].log.log_end
+
+
 def test_damage_below_the_log_start_is_nobodys_concern() -> None:
     world = cluster(2)
     world.nodes[1].log.damaged.append(1)
