@@ -215,3 +215,21 @@ def test_settled_strands_come_out_sorted(parts: list[list[int]], entries_max: in
     while runs := merge.take(entries_max):
         found += lsns_of(runs)
     assert found == sorted(lsn * 10 + number for number, part in enumerate(parts) for lsn in part)
+
+
+def test_a_promise_that_came_late_takes_back_nothing() -> None:
+    """Promises travel with polls and as answers: one that was made earlier may arrive after a later one."""
+    merge = Merge(0)
+    for name in ("a", "b"):
+        merge.add(name)
+    merge.push("b", chunk_of("b", 0, [40, 120]))
+    merge.raise_bound("a", 100)
+    merge.raise_bound("a", 50)
+    assert lsns_of(merge.take()) == [40]
+    assert merge.position == 100
+    with pytest.raises(Late):
+        merge.push("a", chunk_of("a", 0, [60]))
+    merge.push("a", chunk_of("a", 0, [100]))
+    merge.raise_bound("b", 200)
+    merge.raise_bound("a", 200)
+    assert lsns_of(merge.take()) == [100, 120]

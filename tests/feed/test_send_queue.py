@@ -77,6 +77,16 @@ def test_a_full_queue_refuses_and_the_clock_runs() -> None:
     assert queue.offer(slice_of(15, 6), 10.0, is_live=False)
 
 
+def test_the_clock_of_a_full_queue_stops_when_there_is_room() -> None:
+    queue = SendQueue(BOUNDS._replace(entries_max=20), LIMITS)
+    queue.offer(slice_of(0, 15), 1.0, is_live=False)
+    assert not queue.offer(slice_of(15, 6), 2.0, is_live=False)
+    assert queue.offer(slice_of(15, 5), 3.0, is_live=False)
+    assert queue.deadline() is None
+    assert not queue.offer(slice_of(20, 1), 40.0, is_live=False)
+    assert queue.deadline() == 70.0, "it counts from when it was full again"
+
+
 def test_bytes_bound_the_queue_too_and_a_giant_waits_alone() -> None:
     queue = SendQueue(BOUNDS._replace(bytes_max=1000), LIMITS)
     assert queue.offer(slice_of(1, size=5000), 0.0, is_live=False)
