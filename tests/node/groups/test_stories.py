@@ -401,6 +401,40 @@ def test_who_hangs_up_and_does_not_come_back_is_out_when_its_session_ends() -> N
     settle(ada)
 
 
+def test_the_session_of_who_hangs_up_begins_when_its_connection_closed() -> None:
+    """Its join may have waited for longer than a session lasts: it has all of one to come back in."""
+    world = World()
+    ada = Client(world, "ada").join()
+    bob = Client(world, "bob").join()
+    ada.join()
+    settle(ada, bob)
+    bob.join(protocols=(("range", subscription("u")),))
+    for _ in range(3):
+        world.pass_ms(SESSION_MS - 1)
+        ada.beat()
+    assert bob.waits
+    world.hang_up(bob.token)
+    world.pass_ms(SESSION_MS - 1)
+    ada.beat()
+    assert bob.member_id in world.coordinator.groups["g"].roster.members
+    world.pass_ms(1)
+    assert bob.member_id not in world.coordinator.groups["g"].roster.members
+
+
+def test_the_session_of_who_hangs_up_ends_in_time_though_nothing_else_is_due() -> None:
+    world = World()
+    ada = Client(world, "ada", session_timeout_ms=5 * REBALANCE_MS).join()
+    bob = Client(world, "bob").join()
+    ada.join()
+    settle(ada, bob)
+    bob.join(protocols=(("range", subscription("u")),))
+    world.pass_ms(2 * SESSION_MS)
+    assert bob.waits
+    world.hang_up(bob.token)
+    world.pass_ms(SESSION_MS)
+    assert list(world.coordinator.groups["g"].roster.members) == [ada.member_id]
+
+
 def test_who_hangs_up_without_knowing_its_id_is_out_at_once() -> None:
     world = World()
     ada = Client(world, "ada").join()
