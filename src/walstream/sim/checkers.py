@@ -23,8 +23,8 @@ from walstream.sim.mirror import Item, fill_damage, first_difference, mirror_of,
 ACKS_ALL = -1
 
 
-class Violation(Exception):
-    """A promise was broken."""
+class Violation(BaseException):
+    """A promise was broken. Not an `Exception`, so that no handler of the code under test catches it."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")

@@ -272,20 +272,18 @@ class SimNode(Serving):
         finally:
             self._is_running = False
         if self.is_up:
-            # First the records: what a leader commits in the step in which it begins, it commits by its new one.
-            if isinstance(self.metadata, StaticCluster):
-                self._observe_records(self.metadata)
             for copy in self.copies.values():
-                self.cluster.checkers.observe(copy)
+                self.observe(copy)
 
-    def _observe_records(self, static: StaticCluster) -> None:
-        """Tell the checkers of the records that this node keeps, because it leads."""
-        for copy in self.copies.values():
-            if copy.leading_epoch is not None:
-                state = static.state(copy.key)
-                if state is not None and state is not copy.record:
-                    copy.record = state
-                    self.cluster.checkers.recorded(copy.key, state)
+    def observe(self, copy: Copy) -> None:
+        """Let the checkers look at a copy: first at its record, by which its leader commits."""
+        static = self.metadata
+        if isinstance(static, StaticCluster) and copy.leading_epoch is not None:
+            state = static.state(copy.key)
+            if state is not None and state is not copy.record:
+                copy.record = state
+                self.cluster.checkers.recorded(copy.key, state)
+        self.cluster.checkers.observe(copy)
 
     def _end_turn(self) -> None:
         while self.marks:

@@ -44,6 +44,10 @@ class Serving:
         """Run what waits for the disk beside the loop."""
         raise NotImplementedError
 
+    def observe(self, copy: Copy) -> None:
+        """Let the checkers look at a copy."""
+        raise NotImplementedError
+
     def produce(self, key: PartitionKey, batch: bytearray, acks: int, answer: Answer) -> None:
         """Take a produce request."""
         self.run(partial(self._produce, key, batch, acks, answer))
@@ -64,7 +68,7 @@ class Serving:
 
         def landed(error: WalstreamError | None) -> None:
             if error is None and acks:
-                self.cluster.checkers.observe(copy)
+                self.observe(copy)
                 self.cluster.checkers.acknowledged(copy, acks, appended.base_offset, crc, followers)
             if self.cluster.trace.is_on:
                 what = f"{error}" if error else f"acked {appended.base_offset} acks={acks}"
@@ -133,7 +137,7 @@ class Serving:
             if isinstance(error, WalstreamError):
                 done(epoch, told, error)
             elif data is not None:
-                self.cluster.checkers.observe(copy)
+                self.observe(copy)
                 done(epoch, told, data)
 
         try:
