@@ -71,6 +71,25 @@ def test_retention_of_everything_keeps_the_offsets(busy_node: NodeProcess, topic
         assert connection.produce(topic, one_record(b"next")).base_offset == 5
 
 
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+def test_a_segment_rolls_by_its_age_after_a_restart(make_node: MakeNode, topic: str, ends: str) -> None:
+    node = make_node()
+    create_topic(node.address, topic, segment_ms=60_000)
+    first_ms = int(time.time() * 1000) - 600_000
+
+    def write(after_ms: int) -> list[str]:
+        item = Item(b"x", timestamp_ms=first_ms + after_ms)
+        Confluent().write(node.address, topic, [item])
+        return sorted(path.name for path in node.data.glob(f"topics/{topic}*/0/*.log"))
+
+    assert len(write(0)) == 1
+    getattr(node, ends)()
+    node.start()
+    assert len(write(60_000)) == 1
+    assert len(write(60_001)) == 2
+    assert [message.offset() for message in read_messages(node.address, topic)] == [0, 1, 2]
+
+
 def test_compaction_keeps_the_last_of_each_key(busy_node: NodeProcess, topic: str) -> None:
     create_topic(
         busy_node.address,

@@ -38,7 +38,7 @@ class PowerRig(Rig):
         """Be sent a batch by a leader, without flushing it."""
         data = batch(*values, now_ms=self.now_ms, **fields)
         stamp(data, partition.log_end, epoch)
-        partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=self.now_ms)
+        partition.append_replicated([memoryview(data)], offset=partition.log_end)
 
     def follow(self, partition: PartitionLog, epoch: int) -> None:
         """Make the log a follower's."""

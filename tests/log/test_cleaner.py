@@ -245,7 +245,7 @@ def copied(rig, partition):
     copy.become_follower(1, lambda error: None)
     while copy.log_end < partition.durable_end:
         chunk = partition.read_replica_blocking(copy.log_end, 4096)
-        copy.append_replicated(chunk.buffers, offset=copy.log_end, now_ms=rig.now_ms)
+        copy.append_replicated(chunk.buffers, offset=copy.log_end)
         rig.driver.flush()
     copy.become_leader(2, lambda error: None)
     rig.driver.flush()
@@ -363,7 +363,7 @@ def test_gaps_of_a_topic_that_is_no_longer_compacted_are_copied_and_survive_a_cr
         chunk = partition.read_replica_blocking(copy.log_end, 500)
         offset, may_have_gaps = copy.log_end, copy.log_end < partition.gaps_below
         try:
-            copy.append_replicated(chunk.buffers, offset=offset, now_ms=other.now_ms, may_have_gaps=may_have_gaps)
+            copy.append_replicated(chunk.buffers, offset=offset, may_have_gaps=may_have_gaps)
         except PartitionOffline:
             refusals += 1  # The leader sends it again when the follower asks for it.
         other.driver.flush()
@@ -383,7 +383,7 @@ def test_a_gap_that_the_leader_does_not_announce_is_refused(tmp_path):
     copy.become_follower(1, lambda error: None)
     chunk = partition.read_replica_blocking(0, 500)
     with pytest.raises(CorruptBatch):
-        copy.append_replicated(chunk.buffers, offset=0, now_ms=0)
+        copy.append_replicated(chunk.buffers, offset=0)
 
 
 def test_gaps_that_were_copied_before_the_topic_stopped_being_compacted_survive_a_crash(tmp_path):
@@ -394,7 +394,7 @@ def test_gaps_that_were_copied_before_the_topic_stopped_being_compacted_survive_
     copy.become_follower(1, lambda error: None)
     while copy.log_end < partition.durable_end:
         chunk = partition.read_replica_blocking(copy.log_end, 500)
-        copy.append_replicated(chunk.buffers, offset=copy.log_end, now_ms=other.now_ms)
+        copy.append_replicated(chunk.buffers, offset=copy.log_end)
         other.driver.flush()
     other.store.configure_topic("t", NOT_COMPACTED)
     again = other.again(replicated=True).store.partition("t", 0)

@@ -539,7 +539,7 @@ def test_a_replica_that_was_compacted_differently_copies_again_from_the_damage_o
     assert last.size == sum(header.length for _, header in last.headers()), "nothing of the damage is left"
     while partition.log_end < peer.log_end:
         chunk = peer.read_replica_blocking(partition.log_end, 1000)
-        partition.append_replicated(chunk.buffers, offset=partition.log_end, now_ms=rig.now_ms)
+        partition.append_replicated(chunk.buffers, offset=partition.log_end)
         rig.driver.flush()
     partition.advance_high_watermark(partition.log_end)
     check([partition], None, 1 << 20)

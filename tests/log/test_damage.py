@@ -496,7 +496,7 @@ def received(rig, disk, fault):
     data = batch("x")
     stamp(data, 0, 3)
     partition.listener = told = Told()
-    partition.append_replicated([memoryview(data)], offset=0, now_ms=rig.now_ms)
+    partition.append_replicated([memoryview(data)], offset=0)
     disk.faults[fault] = errno.EIO
     return partition, told
 
@@ -514,7 +514,7 @@ def test_a_write_that_fails_before_the_log_begins_anew_goes_with_the_rest(tmp_pa
     disk.faults.clear()
     data = batch("y")
     stamp(data, 7, 3)
-    partition.append_replicated([memoryview(data)], offset=7, now_ms=rig.now_ms)
+    partition.append_replicated([memoryview(data)], offset=7)
     rig.driver.flush()
     assert partition.durable_end == 8
 

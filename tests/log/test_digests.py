@@ -25,7 +25,7 @@ BATCHES = ("a b c", "d", "e f g h", "i j", "k")
 def test_same_batches_in_other_segments_have_the_same_digest(tmp_path: Path) -> None:
     one = written(tmp_path / "one", *BATCHES)
     other = written(tmp_path / "other", *BATCHES, segment_bytes="1048576")
-    other.roll(1)
+    other.roll()
     assert one.digest(0, 11) == other.digest(0, 11)
     assert one.digest(0, 11).valid_from == 0
     assert len(one.digest(0, 11).value) == 16
@@ -63,7 +63,7 @@ def test_a_batch_that_says_it_reaches_beyond_its_segment_hides_nothing(tmp_path:
     for number, values in enumerate(BATCHES):
         rig.write(partition, *values.split())
         if number == 1:
-            partition.roll(1)
+            partition.roll()
     sound = partition.digest(5, until)
     (_, (position, _)) = partition.segments[0].headers()
     file = bytearray(partition.segments[0].path.read_bytes())
@@ -85,7 +85,7 @@ def test_the_quick_way_and_the_careful_one_agree(tmp_path: Path) -> None:
 def test_the_quick_way_believes_the_last_batch_of_a_segment_if_it_ends_where_that_does(tmp_path: Path) -> None:
     log = written(tmp_path / "one", *BATCHES, segment_bytes="1048576")
     assert digests._quick(log.segments, 0, 11) == digests._careful(log.segments, 0, 11) is not None
-    log.roll(1)
+    log.roll()
     assert digests._quick(log.segments, 0, 11) == digests._careful(log.segments, 0, 11) is not None
     assert digests._quick(log.segments, 0, 12) is None, "more than the segment has"
 

@@ -125,7 +125,7 @@ def test_a_cut_is_whole_after_a_power_cut_at_any_system_call(root, cuts, platter
     def receive(epoch, value):
         data = batch(value, now_ms=rig.now_ms)
         stamp(data, partition.log_end, epoch)
-        partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=rig.now_ms)
+        partition.append_replicated([memoryview(data)], offset=partition.log_end)
         rig.driver.flush()
 
     for number in range(12):

@@ -51,7 +51,7 @@ def test_jobs_of_a_deleted_topic_leave_the_one_created_again_alone(tmp_path, job
             rig.store.compact()
         else:
             rig.append(old, "." * 1000)
-            old.roll(rig.now_ms)
+            old.roll()
         is_over = not all(rig.driver.run_next() for _ in range(steps))
         with capture_logs() as logs:
             rig.store.delete_topics(["t"])

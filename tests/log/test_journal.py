@@ -122,7 +122,7 @@ def run_follower(seed):
         if action == "a":
             data = batch(f"{step:05d}" + "." * (20 if has_one_size else rng.randrange(40)))
             stamp(data, partition.log_end, epoch)
-            partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=0)
+            partition.append_replicated([memoryview(data)], offset=partition.log_end)
             model[index].append((epoch, parse_header(data).crc))
             continue
         if action != "k":

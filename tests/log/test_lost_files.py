@@ -380,7 +380,7 @@ def test_a_first_segment_that_is_gone_is_put_back_from_another_replica():
         for number in range(12):
             data = batch(*(f"{number:040d}" for _ in range(3)), now_ms=rig.now_ms)
             stamp(data, log.log_end, 1)
-            log.append_replicated([memoryview(data)], offset=log.log_end, now_ms=0)
+            log.append_replicated([memoryview(data)], offset=log.log_end)
         store.settle()
         log.advance_high_watermark(log.log_end)
         store.store.delete_records(log, 4, lambda error: None)
@@ -409,7 +409,7 @@ def test_the_journal_restores_batches_of_a_compacted_log_behind_gaps():
     for number in range(4):
         data = batch(f"{number}", keys=[f"k{number}"], now_ms=rig.now_ms)
         stamp(data, number * 5, 1)
-        partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=0)
+        partition.append_replicated([memoryview(data)], offset=partition.log_end)
         rig.driver.flush()
     assert partition.segments[0].synced_size == 0, "only the journal has it"
     rig.disk.open(partition.segments[0].path).truncate(0)

@@ -117,6 +117,81 @@ def test_old_segments_roll_by_time(rig):
     assert [segment.base_offset for segment in partition.segments] == [0, 1]
 
 
+def bases(partition):
+    return [segment.base_offset for segment in partition.segments]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean stop", "kill"])
+def test_a_segment_keeps_its_age_over_a_restart(rig, clean):
+    start_ms = rig.now_ms
+    rig.write(rig.topic(segment_ms="1000"), "a")
+    rig = rig.again(clean=clean)
+    partition = rig.store.partition("t", 0)
+
+    def write(time_ms):
+        partition.append(memoryview(batch("x", now_ms=start_ms + time_ms)), now_ms=rig.now_ms)
+        rig.driver.flush()
+        return bases(partition)
+
+    assert write(1000) == [0]
+    assert write(1001) == [0, 2]
+    assert write(2001) == [0, 2]
+    assert write(2002) == [0, 2, 4]
+
+
+def test_the_age_of_a_segment_counts_from_timestamps_whatever_the_clock_is_set_to(rig):
+    partition = rig.topic(segment_ms="1000")
+    start_ms = rig.now_ms
+    rig.write(partition, "a")
+    rig.step_clock(1_000_000)
+    for number in range(3):
+        partition.append(memoryview(batch(f"{number}", now_ms=start_ms + 1000)), now_ms=rig.now_ms)
+    rig.driver.flush()
+    assert bases(partition) == [0], "a step of the clock is no time that passes"
+    rig.step_clock(-2_000_000)
+    partition.append(memoryview(batch("later", now_ms=start_ms + 1001)), now_ms=rig.now_ms)
+    assert bases(partition) == [0, 4], "time passes also when the clock is set back"
+
+
+def test_batches_without_timestamps_roll_by_the_monotonic_clock(rig):
+    partition = rig.topic(segment_ms="1000")
+
+    def write():
+        partition.append(memoryview(batch("x", now_ms=-1)), now_ms=rig.now_ms)
+        rig.driver.flush()
+
+    write()
+    rig.step_clock(1_000_000)
+    write()
+    assert bases(partition) == [0]
+    rig.now_ms += 1001
+    write()
+    assert bases(partition) == [0, 2]
+    rig = rig.again(clean=True)
+    partition = rig.store.partition("t", 0)
+    rig.now_ms += 1000
+    write()
+    assert bases(partition) == [0, 2], "from the start of the node"
+    rig.now_ms += 1
+    write()
+    assert bases(partition) == [0, 2, 4]
+
+
+def test_a_segment_with_a_damaged_first_batch_rolls_by_the_monotonic_clock(rig):
+    partition = rig.topic(segment_ms="1000")
+    rig.write(partition, "a")
+    rig.write(partition, "b")
+    rig.store.close()
+    rig.store.mark_clean()
+    with partition.segments[0].path.open("r+b") as file:
+        file.write(bytes(20))
+    rig = Rig(rig.folder)
+    partition = rig.store.partition("t", 0)
+    rig.now_ms += 5000
+    rig.write(partition, "c")
+    assert bases(partition) == [0, 2]
+
+
 def test_records_are_found_by_time(rig):
     partition = rig.topic(segment_bytes="4096")
     start = rig.now_ms

@@ -45,7 +45,7 @@ def copy(rig, source, epoch=9, segment_bytes=400):
     other.follow(follower, epoch)
     while follower.log_end < source.log_end:
         chunk = source.read_replica_blocking(follower.log_end, 300)
-        follower.append_replicated(chunk.buffers, offset=follower.log_end, now_ms=rig.now_ms)
+        follower.append_replicated(chunk.buffers, offset=follower.log_end)
     other.driver.flush()
     return other, follower
 
@@ -129,7 +129,7 @@ def test_the_latest_visible_record_is_found_behind_batches_that_have_none(rig: P
         if not keeps_its_record:
             data = assemble(parse_header(data)._replace(record_count=0), b"")
         stamp(data, number, 1)
-        partition.append_replicated([memoryview(data)], offset=number, now_ms=now_ms)
+        partition.append_replicated([memoryview(data)], offset=number)
     rig.driver.flush()
     assert partition.max_timestamp() is None
     partition.advance_high_watermark(4)
@@ -260,11 +260,11 @@ def test_what_does_not_continue_the_log_is_refused_as_a_whole(rig: PowerRig) -> 
         (FencedLeaderEpoch, [sent(1, 6)]),
     ):
         with pytest.raises(refused):
-            partition.append_replicated(data, offset=1, now_ms=rig.now_ms)
+            partition.append_replicated(data, offset=1)
     with pytest.raises(CorruptBatch):
-        partition.append_replicated([sent(2, 3)], offset=2, now_ms=rig.now_ms)
+        partition.append_replicated([sent(2, 3)], offset=2)
     assert partition.log_end == 1
-    partition.append_replicated([sent(1, 3), sent(2, 5)], offset=1, now_ms=rig.now_ms)
+    partition.append_replicated([sent(1, 3), sent(2, 5)], offset=1)
     assert partition.log_end == 3
     assert partition.epochs.to_list() == [[3, 0], [5, 2]]
 
@@ -282,7 +282,7 @@ def test_a_log_may_start_in_the_middle_of_its_first_batch(rig: PowerRig) -> None
             rig.driver.flush()
             data = batch("a", "b", "c")
             stamp(data, 0, 1)
-            assert partition.append_replicated([memoryview(data)], offset=2, now_ms=rig.now_ms) == 3
+            assert partition.append_replicated([memoryview(data)], offset=2) == 3
             rig.driver.flush()
             prepare.durable = 3
             rig.receive(partition, 1, "d")

@@ -462,7 +462,7 @@ def send(source: PartitionLog, rig: PowerRig, follower: PartitionLog) -> None:
     """Have a follower hold all that its leader holds, durably."""
     while follower.log_end < source.log_end:
         chunk = source.read_replica_blocking(follower.log_end, 1 << 16)
-        follower.append_replicated(chunk.buffers, offset=follower.log_end, now_ms=rig.now_ms)
+        follower.append_replicated(chunk.buffers, offset=follower.log_end)
     rig.driver.flush()
 
 
@@ -531,7 +531,7 @@ def test_a_new_leader_begins_above_the_last_stamp_in_its_log_also_after_a_restar
         other, follower = replicated(2)
         other.follow(follower, 0)
         send(source, other, follower)
-        follower.roll(other.now_ms)  # The last segment is empty: the stamp stands in the one before.
+        follower.roll()  # The last segment is empty: the stamp stands in the one before.
         if is_restarted:
             other = other.again(clean=True)
             follower = other.store.partition("t", 0)

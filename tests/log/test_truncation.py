@@ -302,7 +302,7 @@ def test_a_cut_gives_up_compaction_of_the_same_log(tmp_path) -> None:
     for number in range(60):
         data = batch(f"{number:050d}", keys=[str(number % 3)])
         stamp(data, partition.log_end, 1)
-        partition.append_replicated([memoryview(data)], offset=number, now_ms=rig.now_ms)
+        partition.append_replicated([memoryview(data)], offset=number)
         rig.driver.flush()
     partition.advance_high_watermark(partition.log_end)
     rig.settle()
@@ -334,14 +334,14 @@ def test_a_broken_journal_forgets_all_the_same(tmp_path) -> None:
         for number in range(3):
             data = batch(f"old {number}")
             stamp(data, number, 1)
-            partition.append_replicated([memoryview(data)], offset=number, now_ms=rig.now_ms)
+            partition.append_replicated([memoryview(data)], offset=number)
     rig.driver.flush()  # One record each in the journal.
     disk.faults["sync", ".journal"] = errno.EIO
     other = rig.topic("other")
     other.become_follower(1, lambda error: None)
     data = batch("x")
     stamp(data, 0, 1)
-    other.append_replicated([memoryview(data)], offset=0, now_ms=rig.now_ms)
+    other.append_replicated([memoryview(data)], offset=0)
     rig.driver.flush()
     assert other.write_error is not None
     disk.faults.clear()
@@ -372,3 +372,34 @@ def test_a_sync_that_fails_for_who_had_the_file_before_a_cut_counts_after_it(see
     rig.store.save_checkpoint(lambda error: None)
     rig.disk.crash()
     assert contents(rig.again().store.partition("t", 0)) == durable
+
+
+def test_the_last_segment_keeps_its_age_over_a_truncation(tmp_path) -> None:
+    rig = Rig(tmp_path, replicated=True)  # type: ignore[arg-type]
+    partition = rig.topic(segment_ms="1000")
+    start_ms = rig.now_ms
+
+    def receive(time_ms: int) -> list[int]:
+        data = batch("x", now_ms=start_ms + time_ms)
+        stamp(data, partition.log_end, 1)
+        partition.append_replicated([memoryview(data)], offset=partition.log_end)
+        rig.driver.flush()
+        return [segment.base_offset for segment in partition.segments]
+
+    partition.become_follower(1, lambda error: None)
+    for time_ms in (0, 400, 800, 1200):
+        receive(time_ms)
+    cut(rig, partition, 2)  # What is left lay in a sealed segment.
+    assert receive(1000) == [0]
+    assert receive(1001) == [0, 3]
+
+    cut(rig, partition, 3)
+    assert receive(5000) == [0, 3], "an empty segment has no age"
+
+    heard: list[Exception | None] = []
+    partition.reset(100, heard.append)
+    rig.driver.flush()
+    assert heard == [None]
+    assert receive(9000) == [100]
+    assert receive(10_000) == [100]
+    assert receive(10_001) == [100, 102]

@@ -70,6 +70,7 @@ class KeptLog(ReadableLog):
     def adopt(self, recovered: Recovered) -> None:
         """Begin, or begin again, from what recovery found. The partition takes writes from here on."""
         self.segments = recovered.segments
+        self.segments[-1].created_ms = self._shared.monotonic_ms()
         self.log_start = recovered.log_start
         self.log_end = self.durable_end = recovered.log_end
         self.high_watermark = self.log_end

@@ -180,7 +180,7 @@ class PartitionLog(KeptLog):
             append_time_ms = self._stamps.stamp(now_ms, self.log_end + header.record_count)
             batches.stamp_append_time(batch, append_time_ms)
         batches.stamp(batch, self.log_end, self.leader_epoch)
-        self._enqueue(batches.parse_header(batch), batch, now_ms)
+        self._enqueue(batches.parse_header(batch), batch)
         return Appended(self.log_end - header.record_count, self.log_end - 1, append_time_ms, self.log_start)
 
     @property
@@ -203,8 +203,8 @@ class PartitionLog(KeptLog):
         resolved_ms = self._stamps.resolve(self._shared.now_ms(), end, is_alone=is_alone, is_newest=is_newest)
         return None if resolved_ms is None else (end, resolved_ms)
 
-    def _enqueue(self, header: BatchHeader, batch: memoryview, now_ms: int) -> None:
-        segment = self._segment_for(header, now_ms)
+    def _enqueue(self, header: BatchHeader, batch: memoryview) -> None:
+        segment = self._segment_for(header)
         position = segment.note(header)
         self.log_end = end = header.next_offset
         if header.producer_id >= 0:
@@ -217,9 +217,7 @@ class PartitionLog(KeptLog):
         self._in_flight.add(write)
         self._shared.submit(write)
 
-    def append_replicated(
-        self, received: Sequence[Buffer], *, offset: int, now_ms: int, may_have_gaps: bool = False
-    ) -> int:
+    def append_replicated(self, received: Sequence[Buffer], *, offset: int, may_have_gaps: bool = False) -> int:
         """Check what the leader sent from `offset` on and queue it; return the new log end. All of it, or nothing.
 
         The buffers belong to the log until `when_durable` calls back for the last offset. Raises CorruptBatch where a
@@ -246,7 +244,7 @@ class PartitionLog(KeptLog):
             self.segments = [Segment(self._shared.disk, self.folder, first, self._shared.open_files)]
             self.log_end = first
         for buffer, headers in parsed:
-            self._enqueue_run(memoryview(buffer), headers, now_ms)
+            self._enqueue_run(memoryview(buffer), headers)
         return self.log_end
 
     def _expect_gaps(self, parsed: list[tuple[Buffer, list[BatchHeader]]]) -> None:
@@ -266,12 +264,12 @@ class PartitionLog(KeptLog):
     def _note_gaps(self, error: Exception | None) -> None:
         self._are_gaps_noted = self._are_gaps_noted or error is None
 
-    def _enqueue_run(self, buffer: memoryview, headers: list[BatchHeader], now_ms: int) -> None:
+    def _enqueue_run(self, buffer: memoryview, headers: list[BatchHeader]) -> None:
         """Queue batches that stand in a row: one write for as many as go to the same segment."""
         begin = end = 0
         run: tuple[Segment, int, int] | None = None
         for header in headers:
-            segment = self._segment_for(header, now_ms)
+            segment = self._segment_for(header)
             if run is not None and run[0] is not segment:
                 self._submit(run[0], run[1], buffer[begin:end], run[2], self.log_end)
                 run, begin = None, end
@@ -297,26 +295,26 @@ class PartitionLog(KeptLog):
                 "Send smaller batches, or raise the topic's max.message.bytes.",
             )
 
-    def _segment_for(self, header: BatchHeader, now_ms: int) -> Segment:
+    def _segment_for(self, header: BatchHeader) -> Segment:
         """Return the segment the batch goes to, beginning a new one when the last is full or old."""
         segment = self.segments[-1]
         if segment.size == 0:
-            segment.created_ms = now_ms
+            segment.created_ms = self._shared.monotonic_ms()
             return segment
         is_full = segment.size + header.length > self.settings.segment_bytes
-        is_old = now_ms - segment.created_ms > self.settings.segment_ms and segment.created_ms > 0
+        is_old = segment.age_ms(header, self._shared.monotonic_ms()) > self.settings.segment_ms
         if is_full or is_old or header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
-            segment = self.roll(now_ms)
+            segment = self.roll()
         return segment
 
-    def roll(self, now_ms: int) -> Segment:
+    def roll(self) -> Segment:
         """Seal the last segment and begin a new one at the end of the log."""
         sealed = self.segments[-1]
         assert sealed.size > 0, "an empty segment is never rolled"
         sealed.sealed = True
         segment = Segment(self._shared.disk, self.folder, self.log_end, self._shared.open_files)
         segment.index = Index()
-        segment.created_ms = now_ms
+        segment.created_ms = self._shared.monotonic_ms()
         self.segments = [*self.segments, segment]
         snapshot_path = producer_snapshots.path_of(self.folder, self.log_end)
         self._shared.sealed(sealed, snapshot_path, producer_snapshots.encode(self.producers))

@@ -179,6 +179,7 @@ def recover(
     _look_again(found, known.damaged)
     for segment in segments[:-1]:
         segment.sealed = True
+    segments[-1].prepare_appends()
     return found
 
 

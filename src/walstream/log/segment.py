@@ -16,17 +16,18 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from walstream.errors import CorruptLog
+from walstream.errors import CorruptBatch, CorruptLog
 from walstream.log import batch as batches
-from walstream.log.batch import OFFSET_MAX, BatchHeader
+from walstream.log.batch import HEADER_BYTES, OFFSET_MAX, BatchHeader
 from walstream.log.disk import Disk, File
 from walstream.log.finding import Place, find, headers_in, pieces, place_around_damage
 from walstream.log.folders import partition_name
-from walstream.log.index import INTERVAL_BYTES, Index
+from walstream.log.index import INTERVAL_BYTES, NO_TIMESTAMP, Index
 
 OPEN_FILES_MAX = 512
 """Segments kept open unless the node says how many its limit of file descriptors allows."""
@@ -76,7 +77,8 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_index", "_indexing", "_naming", "_open_files", "_syncing", "base_offset", "created_ms",
-        "durable_size", "has_file", "is_named", "path", "sealed", "size", "synced_offset", "synced_size",
+        "durable_size", "first_timestamp_ms", "has_file", "is_named", "path", "sealed", "size", "synced_offset",
+        "synced_size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: Path, base_offset: int, open_files: OpenFiles, *, size: int = 0) -> None:
@@ -92,6 +94,9 @@ class Segment:
         self.size = self.durable_size = self.synced_size = size
         self.synced_offset = base_offset
         self.created_ms = 0
+        """Of the segment that is appended to: the monotonic time of its first batch, or of its opening."""
+        self.first_timestamp_ms = NO_TIMESTAMP
+        """Of the segment that is appended to: the largest timestamp in its first batch."""
         self.sealed = False
         self.has_file = size > 0
         self.is_named = size > 0  # Whether the file's name in its folder is known to be durable.
@@ -188,8 +193,32 @@ class Segment:
         if self.sealed and self.durable_size == self.size:
             self._index = None
 
+    def prepare_appends(self) -> None:
+        """Load what an append needs: the index, and the timestamp that the segment's age counts from. Blocks.
+
+        Where the first batch cannot be read, the age counts from `created_ms`; the index is loaded by its first use.
+        """
+        if self.size:
+            with suppress(CorruptBatch, OSError):
+                header = self._disk.open(self.path).pread(HEADER_BYTES, 0)
+                self.first_timestamp_ms = batches.parse_header(header).max_timestamp
+        with suppress(OSError):
+            self.index  # noqa: B018 - loads it
+
+    def age_ms(self, header: BatchHeader, monotonic_ms: int) -> int:
+        """Return the time from the segment's first batch to a new one: by their timestamps, as Kafka counts it.
+
+        The wall clock does not matter, and replicas that copy the same batches roll at the same offset. A batch without
+        a timestamp counts by the monotonic clock, from the first batch or the node's start.
+        """
+        if self.first_timestamp_ms == NO_TIMESTAMP or header.max_timestamp == NO_TIMESTAMP:
+            return monotonic_ms - self.created_ms
+        return header.max_timestamp - self.first_timestamp_ms
+
     def note(self, header: BatchHeader) -> int:
         """Take in the batch that will be written next, and return its position."""
+        if self.size == 0:
+            self.first_timestamp_ms = header.max_timestamp
         return self._note(self.index, header)
 
     def _note(self, index: Index, header: BatchHeader) -> int:

@@ -493,7 +493,7 @@ class LogStore:
                 and partition.high_watermark == partition.log_end
                 and is_expired(last, now_ms - settings.retention_ms)
             ):
-                partition.roll(now_ms)
+                partition.roll()
             start = min(retained_from(partition.segments, settings, now_ms), partition.high_watermark)
             if segments := partition.advance_start(start):
                 dropped.append((partition, segments))

@@ -224,6 +224,7 @@ class Cutting:
                 last.index = kept[-1].index.copy()
                 last.index.truncate(cut.position)
             last.index.covered = cut.position
+        last.prepare_appends()
         producers = ProducerStates(shared.producers_max)
         if kept:
             whole = [*kept[:-1], last]

@@ -292,7 +292,6 @@ class Replica:
             self.partition.append_replicated(
                 effect.batches,
                 offset=effect.offset,
-                now_ms=self._host.store.now_ms(),
                 may_have_gaps=effect.may_have_gaps,
             )
         except WalstreamError as error:

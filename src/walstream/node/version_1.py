@@ -208,7 +208,7 @@ class Copies:
             partition.become_follower(header.leader_epoch, partial(_epoch_saved, partition))
         if partition.is_leader:
             raise FencedLeaderEpoch(f"This node leads {partition.name} itself.")
-        partition.append_replicated([pushed.data], offset=header.base_offset, now_ms=self._host.now_ms())
+        partition.append_replicated([pushed.data], offset=header.base_offset)
         partition.when_durable(header.last_offset, partial(self._written, partition, len(pushed.data)))
 
     def _written(self, partition: PartitionLog, size: int, error: WalstreamError | None) -> None:
