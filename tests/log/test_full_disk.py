@@ -275,3 +275,27 @@ def test_a_start_that_cannot_recover_for_lack_of_space_says_so_and_loses_nothing
     rig.disk.is_full = False
     again = rig.again().store.partition("t", 0)
     assert (again.log_end, again.is_unclean) == (1, False)
+
+
+def test_partitions_that_resume_after_a_broken_journal_take_no_journal_file_each(tmp_path: Path) -> None:
+    """Each file is written with 4 MiB of zeros: on a small disk, which was full just now, they would fill it again."""
+    disk = FaultyDisk()
+    rig = Rig(tmp_path, disk)
+    rig.topic(partitions=20)
+    partitions = [rig.store.partition("t", index) for index in range(20)]
+    disk.faults["write", ".journal"] = errno.ENOSPC
+    for partition in partitions:
+        rig.append(partition, "refused")
+    rig.driver.flush()
+    assert all(isinstance(partition.write_error, DiskFull) for partition in partitions)
+    disk.faults.clear()
+    wait(rig, 1)
+    for partition in partitions:
+        rig.append(partition, "after")
+    rig.driver.flush()
+    journaled = rig.store.commit.counters.journaled
+    assert journaled == 1, "the journal is used again"
+    assert len(list((tmp_path / "journal").iterdir())) <= 3
+    again = rig.again()
+    for index in range(20):
+        assert values(again.store.partition("t", index))[-1] == "after"

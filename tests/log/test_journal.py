@@ -254,3 +254,18 @@ def test_a_spare_file_that_is_being_prepared_is_not_written_to(tmp_path):
     flush.join(30)
     assert not journal.is_broken
     assert list(Journal(disk, tmp_path, saved_epoch=0).read()) == [key]
+
+
+def test_a_file_whose_sync_has_failed_never_becomes_the_spare_file(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal(disk, tmp_path, saved_epoch=0)
+    journal.recover()
+    key, data = (UUID(int=1), 0), bytes(batch("not acknowledged"))
+    disk.faults["sync", ".journal"] = errno.EIO
+    with pytest.raises(OSError, match="EIO"):
+        journal.append([(key, data)])
+    disk.faults.clear()
+    number = journal.rotate()  # Settling has begun: its segments are synced.
+    journal.forget([key])
+    journal.drop(number)
+    assert f"{number}.journal" in disk.list(tmp_path)

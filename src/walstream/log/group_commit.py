@@ -391,7 +391,7 @@ class GroupCommit:
                 results.append((behind, None))
             except OSError as error:
                 results.append((behind, error))
-        if any(error for _, error in results) or self._journal.is_broken:
+        if any(error for _, error in results):
             self._journal.keep(number)
         else:
             self._let_go(number)

@@ -111,24 +111,21 @@ class Journal:
         return self._file is None or self.size + _HEAD.size * records + payload_bytes <= self._warm_bytes
 
     def append(self, records: Sequence[tuple[PartitionKey, Buffer]]) -> None:
-        """Write batches and make them durable. After an error the journal is broken and must not be used again."""
+        """Write batches and make them durable. After an error the file is kept and the journal broken, until `forget`
+        continues it in a new file."""
         buffers: list[Buffer] = []
         for key, payload in records:
             buffers += (self._head(APPEND, key, payload), payload)
         self._write(buffers)
 
     def forget(self, keys: Sequence[PartitionKey]) -> None:
-        """Void, durably, all that was written for some partitions so far. A broken journal does it in a new file."""
-        was_broken = self.is_broken
-        if was_broken:
-            self.keep(self.rotate())
+        """Void, durably, all that was written for some partitions so far. A broken journal continues in a new file."""
+        if self.is_broken:
+            self.rotate()
             self.is_broken = False
-        try:
-            # First, because the number must be known even if the write fails halfway.
-            self._forgetful.add(self._number)
-            self._write([self._head(FORGET, key, b"") for key in keys])
-        finally:
-            self.is_broken = self.is_broken or was_broken
+        # First, because the number must be known even if the write fails halfway.
+        self._forgetful.add(self._number)
+        self._write([self._head(FORGET, key, b"") for key in keys])
 
     def _head(self, kind: int, key: PartitionKey, payload: Buffer) -> bytes:
         head = _HEAD.pack(0, len(payload), self._number, kind, key[0].bytes, key[1])
@@ -144,6 +141,7 @@ class Journal:
             self._file.sync()
         except OSError:
             self.is_broken = True
+            self.keep(self._number)
             raise
 
     def _begin(self) -> File:
@@ -226,7 +224,7 @@ class Journal:
 
         Not if it forgets what an older file holds that is kept: that one's records would come back to life.
         """
-        if number in self._kept or (number in self._forgetful and any(kept < number for kept in self._kept)):
+        if number in self._kept or (number in self._forgetful and min(self._kept, default=number) < number):
             self._kept.add(number)
             return
         if number in self._numbers():
