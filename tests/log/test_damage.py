@@ -130,6 +130,27 @@ def test_in_a_compacted_log_a_batch_that_lies_about_its_offset_is_found_out(tmp_
     assert reopened.damaged == [(4, 5)]
 
 
+@pytest.mark.parametrize("mask", [0x20, 0x80])
+def test_the_last_batch_of_a_compacted_segment_cannot_claim_offsets_of_later_ones(rig, mask):
+    """No batch after it in its file contradicts it, and a reader that believed it would skip to where it claims."""
+    partition = rig.topic(cleanup_policy="compact", segment_bytes="1024", min_cleanable_dirty_ratio="0")
+    for number in range(200):
+        if number == 60:
+            rig.settle()
+            rig.store.save_checkpoint(lambda error: None)
+            rig.store.compact()
+        rig.write(partition, f"{number}", keys=[f"{number}"])
+    segment = partition.segments[1]
+    position, header = list(segment.headers())[-1]
+    victim = header.base_offset
+    assert partition.gaps_below > victim
+    flip(segment.path, position + 7, mask)
+    segment.release()
+    assert readable(partition) == [number for number in range(200) if number != victim]
+    assert partition.damaged == [(victim, victim + 1)]
+    assert values(partition, victim + 1) == [str(number) for number in range(victim + 1, 200)]
+
+
 def test_a_batch_inside_a_record_is_not_taken_for_one(rig):
     """Somebody keeps batches as values. When the batch around one is damaged, the inner one is not the next."""
     partition = rig.topic()

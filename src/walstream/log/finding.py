@@ -42,12 +42,14 @@ def pieces(file: File, limit: int, position: int, length: int) -> tuple[bytes, b
     return file.pread(length, position), position + length >= limit
 
 
-def find(view: memoryview, offset: int, expected: int, rest: int, *, dense: bool) -> tuple[int, int, int] | None:
+def find(
+    view: memoryview, offset: int, expected: int, rest: int, *, dense: bool, until: int = OFFSET_MAX
+) -> tuple[int, int, int] | None:
     """Return (start, length, base offset) of the first batch in the view that ends at or after `offset`.
 
     With length 0 it has not begun at `start` yet, where the view ends; the offset is then the one that comes next.
     None: what is there does not fit. `expected` is the offset at the view's beginning, `rest` are the bytes there are
-    from there on, in the view and after it.
+    from there on, in the view and after it; `until` is where the segment's offsets end.
     """
     start, size = 0, len(view)
     while size - start >= HEADER_BYTES:
@@ -57,7 +59,7 @@ def find(view: memoryview, offset: int, expected: int, rest: int, *, dense: bool
             return None
         if header.base_offset != expected and (dense or not _may_leave_gap(view, start, header, expected)):
             return None
-        if start + header.length > rest:
+        if start + header.length > rest or header.last_offset >= until:
             return None
         if header.last_offset >= offset:
             return start, header.length, header.base_offset
@@ -88,8 +90,10 @@ def place_around_damage(source: Source, base_offset: int, offset: int, *, dense:
     while True:
         data, is_rest = source(position, wanted)
         header = sound_at(data, 0)
-        fits = header is not None and (
-            header.base_offset == expected or (not dense and _may_leave_gap(data, 0, header, expected))
+        fits = (
+            header is not None
+            and header.last_offset < end
+            and (header.base_offset == expected or (not dense and _may_leave_gap(data, 0, header, expected)))
         )
         if header is not None and fits:
             if header.last_offset >= offset:

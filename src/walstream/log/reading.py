@@ -136,14 +136,15 @@ class ReadableLog:
             while offset < end and number < len(segments):
                 segment = segments[number]
                 dense = segment.base_offset >= self.gaps_below
-                data = segment.read(offset, bytes_max, cached=cached, dense=dense, end=end)
+                is_last = number + 1 == len(segments)
+                until = OFFSET_MAX if is_last else segments[number + 1].base_offset
+                data = segment.read(offset, bytes_max, cached=cached, dense=dense, end=end, until=until)
                 if data is None or len(data):
                     return data
-                following = segments[number + 1].base_offset if number + 1 < len(segments) else OFFSET_MAX
-                if dense and segment.base_offset <= offset and following <= end:
+                if dense and segment.base_offset <= offset and not is_last and until <= end:
                     if cached:
                         return None
-                    raise segment.ends_early(following)
+                    raise segment.ends_early(until)
                 number += 1  # Compaction left nothing at or after the offset in this segment.
         except CorruptLog as error:
             if cuts != self.truncations:

@@ -25,6 +25,7 @@ import msgspec
 
 from walstream.errors import CorruptLog, StorageError
 from walstream.log import truncation
+from walstream.log.batch import OFFSET_MAX
 from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.disk import Disk
 from walstream.log.epochs import EpochMap
@@ -196,11 +197,12 @@ def _is_sound(found: Recovered, start: int, end: int) -> bool:
     """Tell whether a range can be read: every batch with its checksum, in its place and of its epoch. Blocks."""
     offset = start
     while offset < end:
-        number = bisect_right(found.segments, offset, key=lambda segment: segment.base_offset) - 1
-        segment = found.segments[max(number, 0)]
+        number = max(bisect_right(found.segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
+        segment = found.segments[number]
+        until = found.segments[number + 1].base_offset if number + 1 < len(found.segments) else OFFSET_MAX
         dense = segment.base_offset >= found.gaps_below
         try:
-            data = segment.read(offset, READ_BYTES, cached=False, dense=dense, end=found.log_end)
+            data = segment.read(offset, READ_BYTES, cached=False, dense=dense, end=found.log_end, until=until)
             following = chunk_of(data or memoryview(b""), offset, found.epochs, found.log_start).next_offset
         except (CorruptLog, OSError):
             return False

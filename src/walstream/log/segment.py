@@ -259,12 +259,13 @@ class Segment:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(
-        self, offset: int, bytes_max: int, *, cached: bool, dense: bool, end: int = OFFSET_MAX
+        self, offset: int, bytes_max: int, *, cached: bool, dense: bool, end: int = OFFSET_MAX, until: int = OFFSET_MAX
     ) -> memoryview | None:
         """Return verified whole batches below `end` from the one that holds `offset` (or follows it), at least one.
 
         Empty if there is none up to `durable_size`; None if `cached` and the disk would have to be asked. `dense`
         says that offsets have no gaps here, so that one is damage: the CRC does not cover a batch's base offset.
+        `until` is where the segment's offsets end, and a batch that claims to lie beyond is damaged, too.
         Raises CorruptLog if the first batch to return is damaged.
         """
         if cached and not self.is_index_loaded:
@@ -279,13 +280,13 @@ class Segment:
             if data is None:
                 return None
             view = memoryview(data)
-            place = find(view, offset, expected, limit - position, dense=dense)
+            place = find(view, offset, expected, limit - position, dense=dense, until=until)
             if place is None:
                 break  # Something here is not what it should be.
             start, first_bytes, expected = place
             if start + first_bytes <= len(view) and first_bytes:
                 view = view[start : start + max(bytes_max, first_bytes)]
-                good, is_bad = batches.verified_prefix(view, dense=dense, end=end)
+                good, is_bad = batches.verified_prefix(view, dense=dense, end=min(end, until))
                 if good or not is_bad:
                     return view[:good]
                 break
@@ -294,16 +295,16 @@ class Segment:
             length = min(limit - position, max(first_bytes, bytes_max))
         else:
             return memoryview(b"")
-        return None if cached else self._read_around_damage(offset, bytes_max, dense=dense, end=end)
+        return None if cached else self._read_around_damage(offset, bytes_max, dense=dense, end=end, until=until)
 
-    def _read_around_damage(self, offset: int, bytes_max: int, *, dense: bool, end: int) -> memoryview:
+    def _read_around_damage(self, offset: int, bytes_max: int, *, dense: bool, end: int, until: int) -> memoryview:
         """Read like `read`, trusting no batch before its CRC has been checked, nor the index."""
         source = partial(pieces, self.file, self.durable_size)
-        place = place_around_damage(source, self.base_offset, offset, dense=dense)
+        place = place_around_damage(source, self.base_offset, offset, dense=dense, end=until)
         if place.damage is not None:
             raise self._corrupt(place)
         data = memoryview(self.file.pread(max(bytes_max, place.length), place.position))
-        good, _ = batches.verified_prefix(data, dense=dense, end=end)
+        good, _ = batches.verified_prefix(data, dense=dense, end=min(end, until))
         return data[:good]
 
     def _corrupt(self, place: Place) -> CorruptLog:
