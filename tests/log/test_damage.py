@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
-from log.rig import FaultyDisk, Rig, batch, values
+from log.rig import FaultyDisk, FaultyFile, Rig, batch, values
 from walstream.errors import CorruptLog, DiskFull, PartitionOffline, SyncFailed, WalstreamError
 from walstream.log.batch import HEADER_BYTES, stamp, walk
 from walstream.log.records import iter_records
@@ -195,6 +196,70 @@ def test_compaction_does_not_drop_what_follows_damage(rig):
     before = [path.read_bytes() for path in sorted(partition.folder.glob("*.log"))]
     rig.store.compact()
     assert [path.read_bytes() for path in sorted(partition.folder.glob("*.log"))] == before
+
+
+def compactable(rig, name="t", count=60):
+    """Return a partition of which all segments but the last can be compacted, and the last value of every key."""
+    partition = rig.topic(name, cleanup_policy="compact", segment_bytes="1024", min_cleanable_dirty_ratio="0")
+    for number in range(count):
+        rig.write(partition, f"{number}", keys=[f"{number % 3}"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    return partition
+
+
+@pytest.mark.parametrize("mask", [0x20, 0x80])
+def test_compaction_believes_no_offset_beyond_its_segment(rig, mask):
+    """A flipped bit made the first segment's last record the newest of its key, and every later one of them went."""
+    partition = compactable(rig)
+    segment = partition.segments[0]
+    position, header = list(segment.headers())[-1]
+    flip(segment.path, position + 7, mask)
+    segment.release()
+    rig.store.compact()
+    assert partition.damaged == [(header.base_offset, header.base_offset + 1)]
+    assert partition.gaps_below == 0
+    assert values(partition, 57) == ["57", "58", "59"]
+
+
+def test_compaction_takes_no_missing_end_of_a_segment_for_a_gap(rig):
+    partition = compactable(rig)
+    segment = partition.segments[0]
+    position, header = list(segment.headers())[-1]
+    os.truncate(segment.path, position)
+    segment.release()
+    rig.store.compact()
+    assert partition.damaged == [(header.base_offset, header.base_offset + 1)]
+    assert partition.gaps_below == 0
+
+
+def test_damage_that_compaction_meets_stops_it_there_and_nowhere_else(rig):
+    """Nothing but compaction may ever read it: it is noted, and the next rounds work below it, and on other logs."""
+    damaged, other = compactable(rig, "damaged"), compactable(rig, "other")
+    segment = damaged.segments[2]
+    flip(segment.path, HEADER_BYTES, 0x01)
+    segment.release()
+    for _ in range(3):
+        rig.store.compact()
+    assert damaged.damaged == [(segment.base_offset, segment.base_offset + 1)]
+    assert 0 < damaged.gaps_below <= segment.base_offset
+    assert other.gaps_below > 0
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_from_compaction(tmp_path, monkeypatch):
+    rig = Rig(tmp_path)
+    unreadable, other = compactable(rig, "unreadable"), compactable(rig, "other")
+    read = FaultyFile.pread
+
+    def fail(file, length, position):
+        if unreadable.folder == file._path.parent:
+            raise OSError(errno.EIO, "EIO")
+        return read(file, length, position)
+
+    monkeypatch.setattr(FaultyFile, "pread", fail)
+    for _ in range(2):
+        rig.store.compact()
+    assert other.gaps_below > 0
 
 
 def test_records_are_found_by_time_beyond_damage(rig):

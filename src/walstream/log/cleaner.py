@@ -7,7 +7,7 @@ successors and puts them in place. A round never rewrites
   file that has been rewritten;
 - a segment that ends above the high watermark: a record that may yet be truncated must not replace a committed one;
 - any segment from the first one on that is held (see `retention`), or that is damaged: a missing end, or file, would
-  pass as a gap, and a peer's batches would not fit in any more.
+  pass as a gap, and a peer's batches would not fit in any more. A round that meets damage notes it, and is undone.
 
 The steps of a round, so that a crash between any two of them is finished or undone:
 
@@ -28,6 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from walstream.errors import CorruptLog
+from walstream.log import scrub
 from walstream.log.batch import BatchHeader, Buffer, parse_header
 from walstream.log.compaction import CleanStats, OffsetMap, clean
 from walstream.log.disk import Disk
@@ -48,6 +50,10 @@ class Round:
 
     partition: PartitionLog
     segments: list[Segment]
+    ends: dict[int, int]
+    """Where the offsets of each segment end, by base offset."""
+    dense_from: int
+    """In segments from there on a missing offset is damage."""
     cleaned_until: int
     log_end: int
     now_ms: int
@@ -98,14 +104,14 @@ class _Successor:
         self._position += self._file.pwritev(self._chunk, self._position)
         self._chunk, self._chunk_bytes = [], 0
 
-    def seal(self, segments: list[Segment]) -> tuple[list[Segment], Segment]:
+    def seal(self, work: Round) -> tuple[list[Segment], Segment]:
         """Sync it under a name that tells what it replaces, and return both."""
         self._write()
         self._file.sync()
         segment, first = self._segment, self.replaced[0]
         segment.durable_size = segment.synced_size = segment.size
         segment.created_ms, segment.sealed, segment.is_named = first.created_ms, True, True
-        end = _end_of(self.replaced[-1], segments)
+        end = work.ends[self.replaced[-1].base_offset]
         segment.rename(segment.path.with_name(f"{segment.base_offset:020d}-{end:020d}{CLEAN}"))
         return self.replaced, segment
 
@@ -142,15 +148,26 @@ class Cleaner:
         tombstones_due = due_ms is not None and due_ms <= now_ms
         if not total or ((dirty == 0 or dirty / total < settings.min_dirty_ratio) and not tombstones_due):
             return None
+        ends = {segment.base_offset: following.base_offset for segment, following in pairwise(partition.segments)}
         log_end = partition.high_watermark
         last_batches = partition.producers.last_offsets(log_end)
-        return Round(partition, segments, partition.cleaned_until, log_end, now_ms, last_batches)
+        dense_from = max(partition.gaps_below, partition.log_start)
+        return Round(partition, segments, ends, dense_from, partition.cleaned_until, log_end, now_ms, last_batches)
 
     def execute(self, work: Round) -> None:
         """Write the successors of the segments. Blocks; runs beside the loop.
 
         Raises CorruptLog at a damaged batch, OSError if the disk refuses: then the round is to be undone.
         """
+        try:
+            self._write_successors(work)
+        except CorruptLog:
+            # Reads find out where it is, and note it: the next round ends before it.
+            size = sum(segment.size for segment in work.segments)
+            scrub.check([work.partition], scrub.Place(work.partition.key, work.partition.log_start), size)
+            raise
+
+    def _write_successors(self, work: Round) -> None:
         offsets = OffsetMap(work.cleaned_until, self._keys_max)
         for batch in _batches(work, work.segments, work.cleaned_until):
             if not offsets.add(batch):
@@ -181,7 +198,7 @@ class Cleaner:
         partition, successor = work.partition, None
         for segment in segments:
             if successor is not None and successor.size + segment.size > partition.settings.segment_bytes:
-                work.made.append(successor.seal(partition.segments))
+                work.made.append(successor.seal(work))
                 successor = None
             if successor is None:
                 successor = _Successor(Segment(self._disk, partition.folder, segment.base_offset, self._open_files))
@@ -197,7 +214,7 @@ class Cleaner:
             ):
                 successor.add(batch)
         if successor is not None:
-            work.made.append(successor.seal(partition.segments))
+            work.made.append(successor.seal(work))
 
     def install(self, work: Round) -> None:
         """Let readers see the successors. On the event-loop thread."""
@@ -228,15 +245,21 @@ class Cleaner:
 
 
 def _batches(work: Round, segments: list[Segment], from_offset: int) -> Iterator[Buffer]:
-    """Yield every batch that ends at or after an offset; none any more once the round is given up."""
+    """Yield every batch that ends at or after an offset; none any more once the round is given up.
+
+    Raises CorruptLog for a batch whose offsets do not continue the log: the CRC does not cover them, and the later
+    records of its keys would go.
+    """
     for segment in segments:
+        end, expected = work.ends[segment.base_offset], segment.base_offset
+        dense = segment.base_offset >= work.dense_from
         for position, header in segment.headers(strict=True):
             if work.is_given_up:
                 return
+            if header.next_offset > end or (dense and header.base_offset != expected):
+                raise CorruptLog(f"Compaction met offset {header.base_offset} where {expected} is next.")
+            expected = header.next_offset
             if header.last_offset >= from_offset:
                 yield segment.file.pread(header.length, position)
-
-
-def _end_of(segment: Segment, segments: list[Segment]) -> int:
-    """Return where the next segment begins."""
-    return next(other.base_offset for other in segments if other.base_offset > segment.base_offset)
+        if dense and expected != end:
+            raise CorruptLog(f"Compaction met the end of a segment at offset {expected}, and the next begins at {end}.")

@@ -15,6 +15,7 @@ from walstream import logs
 from walstream.log.checkpoint import Checkpoint
 from walstream.log.cleaner import Cleaner, Round
 from walstream.log.driver import Driver
+from walstream.log.journal import PartitionKey
 from walstream.log.partition_log import PartitionLog
 from walstream.log.reading import ReadableLog
 
@@ -35,19 +36,26 @@ class Rounds:
         """Rounds whose `finish` or `undo` has failed."""
         self._retried: Round | None = None
         """The failed round whose `finish` or `undo` is running again."""
+        self._last_key: PartitionKey | None = None
+        """The partition of the last round."""
         self._afterwards: list[tuple[Round, Callable[[], None]]] = []
 
     def begin(self, partitions: Iterable[PartitionLog], saved: Checkpoint, now_ms: int) -> None:
-        """Begin the next round that is due, unless one is running."""
+        """Begin the next round that is due, unless one is running.
+
+        Partitions take turns: one whose rounds fail, because its disk does not read, holds up no other.
+        """
         if self._work is not None:
             return
-        for partition in partitions:
+        ordered = list(partitions)
+        turn = next((number for number, one in enumerate(ordered, 1) if one.key == self._last_key), 0)
+        for partition in [*ordered[turn:], *ordered[:turn]]:
             if partition.is_held or partition.failure is not None or self._round_on(partition) is not None:
                 continue
             state = saved.partition(partition.key)
             work = self._cleaner.plan(partition, state.segment, now_ms) if state else None
             if work is not None:
-                self._work = work
+                self._work, self._last_key = work, partition.key
                 self._driver.run_long(partial(self._cleaner.execute, work), partial(self._written, work))
                 return
 
