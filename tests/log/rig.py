@@ -29,6 +29,10 @@ class FaultyFile(OsFile):
         self._disk = disk
         self._path = path
 
+    def pread(self, length: int, position: int) -> bytes:
+        self._disk.check("pread", self._path)
+        return super().pread(length, position)
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         self._disk.check("write", self._path)
         return super().pwritev(buffers, position)
@@ -51,6 +55,10 @@ class FaultyDisk(OsDisk):
         for (kind, part), number in self.faults.items():
             if kind == call and part in str(path):
                 raise OSError(number, errno.errorcode[number])
+
+    def read(self, path: Path) -> bytes | None:
+        self.check("read", path)
+        return super().read(path)
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
         return FaultyFile(self, path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640))

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from log.rig import FaultyDisk, FaultyFile, Rig, batch, values
+from log.rig import FaultyDisk, Rig, batch, values
 from walstream.errors import CorruptLog, DiskFull, PartitionOffline, SyncFailed, WalstreamError
 from walstream.log.batch import HEADER_BYTES, stamp, walk
 from walstream.log.records import iter_records
@@ -246,20 +246,69 @@ def test_damage_that_compaction_meets_stops_it_there_and_nowhere_else(rig):
     assert other.gaps_below > 0
 
 
-def test_a_log_that_cannot_be_read_keeps_no_other_from_compaction(tmp_path, monkeypatch):
-    rig = Rig(tmp_path)
+@pytest.mark.parametrize("hold", ["-1", "0"])
+def test_a_log_that_cannot_be_read_keeps_no_other_from_compaction(rig, hold):
     unreadable, other = compactable(rig, "unreadable"), compactable(rig, "other")
-    read = FaultyFile.pread
-
-    def fail(file, length, position):
-        if unreadable.folder == file._path.parent:
-            raise OSError(errno.EIO, "EIO")
-        return read(file, length, position)
-
-    monkeypatch.setattr(FaultyFile, "pread", fail)
+    config = rig.catalogue.topic("unreadable").config
+    rig.store.configure_topic("unreadable", {**config, "walstream.hold.from.ms": hold})
+    lose_indexes(rig, unreadable)
     for _ in range(2):
         rig.store.compact()
     assert other.gaps_below > 0
+
+
+def lose_indexes(rig, partition):
+    """Let nothing of a partition be read, neither its segments nor their indexes."""
+    for segment in partition.segments:
+        segment.release()
+    for call in ("read", "pread"):
+        rig.disk.faults[call, str(partition.folder)] = errno.EIO
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_from_retention(rig):
+    logs = [rig.topic(name, segment_bytes="1024", retention_ms="1000") for name in ("unreadable", "other")]
+    for partition in logs:
+        fill(rig, partition, 30)
+    lose_indexes(rig, logs[0])
+    rig.now_ms += 60_000
+    rig.store.tick()
+    assert [partition.log_start for partition in logs] == [0, 30]
+    rig.disk.faults.clear()
+    rig.now_ms += 60_000
+    rig.store.tick()
+    assert [partition.log_start for partition in logs] == [30, 30]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_index_that_cannot_be_read_is_made_again(tmp_path, clean):
+    rig = Rig(tmp_path)
+    partition = rig.topic(segment_bytes="1024", message_timestamp_type="LogAppendTime")
+    fill(rig, partition, 30)
+    if clean:
+        rig.store.close()
+        rig.store.mark_clean()
+    rig.disk.faults["read", ".index"] = errno.EIO
+    reopened = Rig(tmp_path, rig.disk).store.partition("t", 0)
+    assert (reopened.failure, reopened.damaged) == (None, [])
+    assert len(values(reopened)) == 30
+
+
+def test_an_older_snapshot_of_producers_serves_where_one_cannot_be_read(tmp_path):
+    rig = Rig(tmp_path, replicated=True)
+    partition = rig.topic(segment_bytes="1024")
+    partition.become_follower(1, lambda error: None)
+    for number in range(30):
+        data = batch("x" * 100, producer_id=7, producer_epoch=0, base_sequence=number)
+        stamp(data, number, 1)
+        partition.append_replicated([memoryview(data)], offset=number, now_ms=rig.now_ms)
+        rig.driver.flush()
+    number = partition.segments[-1].base_offset
+    rig.disk.faults["read", f"{number:020d}.producers"] = errno.EIO
+    heard = []
+    partition.truncate(29, heard.append)
+    rig.driver.flush()
+    assert heard == [None]
+    assert partition.producers.last_offsets(29) == {7: 28}
 
 
 def test_records_are_found_by_time_beyond_damage(rig):

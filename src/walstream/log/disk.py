@@ -50,6 +50,19 @@ def free_bytes_min(disk: Disk, path: Path) -> int:
     return min(FREE_BYTES_MAX, disk.size_bytes(path) // FREE_FRACTION)
 
 
+def read_hint(disk: Disk, path: Path) -> bytes | None:
+    """Return the content of a small file that can do without; None if it is missing or cannot be read.
+
+    Raises OSError where no more files can be opened: that passes.
+    """
+    try:
+        return disk.read(path)
+    except OSError as error:
+        if error.errno in OUT_OF_FILES:
+            raise
+        return None
+
+
 class File(Protocol):
     """An open file, addressed by position."""
 

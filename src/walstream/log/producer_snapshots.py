@@ -14,7 +14,7 @@ import msgspec
 from crc32c import crc32c
 
 from walstream.errors import CorruptLog
-from walstream.log.disk import Disk
+from walstream.log.disk import Disk, read_hint
 from walstream.log.producers import ProducerStates
 from walstream.log.segment import Segment
 
@@ -35,7 +35,7 @@ def encode(producers: ProducerStates) -> bytes:
 
 def load(disk: Disk, folder: Path, base_offset: int, producers_max: int, monotonic_ms: int) -> ProducerStates | None:
     """Read a snapshot back; None if there is none, or none that can be trusted."""
-    data = disk.read(path_of(folder, base_offset))
+    data = read_hint(disk, path_of(folder, base_offset))
     if data is None or crc32c(data[_CRC_BYTES:]) != int.from_bytes(data[:_CRC_BYTES], "big"):
         return None
     try:

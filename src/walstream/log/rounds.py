@@ -53,7 +53,11 @@ class Rounds:
             if partition.is_held or partition.failure is not None or self._round_on(partition) is not None:
                 continue
             state = saved.partition(partition.key)
-            work = self._cleaner.plan(partition, state.segment, now_ms) if state else None
+            try:
+                work = self._cleaner.plan(partition, state.segment, now_ms) if state else None
+            except OSError as error:  # An index had to be made again from a segment that cannot be read.
+                log.warning("compaction skipped", partition=partition.name, error=str(error))
+                continue
             if work is not None:
                 self._work, self._last_key = work, partition.key
                 self._driver.run_long(partial(self._cleaner.execute, work), partial(self._written, work))

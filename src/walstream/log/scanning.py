@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from walstream.log.batch import OFFSET_MAX, BatchHeader, parse_header, walk
 from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.continuity import Rule, continuing_run
-from walstream.log.disk import Disk
+from walstream.log.disk import Disk, read_hint
 from walstream.log.finding import SCAN_BYTES
 from walstream.log.index import Index
 from walstream.log.journal import Redo
@@ -274,7 +274,7 @@ class Scan:
 
     def _index_up_to(self, segment: Segment, position: int) -> Index:
         """Return the index of everything before `position`, from its file as far as that goes."""
-        index = Index.decode(self.disk.read(segment.index_path)) or Index()
+        index = Index.decode(read_hint(self.disk, segment.index_path)) or Index()
         index.truncate(position)
         for start, header in _headers(segment, index.covered, position):
             index.note(header.base_offset, header.last_offset, start, header.length, header.max_timestamp)

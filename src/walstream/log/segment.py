@@ -24,7 +24,7 @@ from threading import Lock
 from walstream.errors import CorruptBatch, CorruptLog
 from walstream.log import batch as batches
 from walstream.log.batch import HEADER_BYTES, OFFSET_MAX, BatchHeader
-from walstream.log.disk import Disk, File
+from walstream.log.disk import Disk, File, read_hint
 from walstream.log.finding import Place, find, headers_in, pieces, place_around_damage
 from walstream.log.folders import partition_name
 from walstream.log.index import INTERVAL_BYTES, NO_TIMESTAMP, Index
@@ -350,7 +350,7 @@ class Segment:
                 yield found
 
     def _load_index(self) -> Index:
-        index = Index.decode(self._disk.read(self.index_path)) if self.size else Index()
+        index = Index.decode(read_hint(self._disk, self.index_path)) if self.size else Index()
         return self._rebuild_index() if index is None or index.covered != self.size else index
 
     def _rebuild_index(self) -> Index:

@@ -486,21 +486,29 @@ class LogStore:
             partition.producers.expire(silent_since_ms)
             if not partition.is_leader or partition.failure is not None:
                 continue  # A follower's log starts where its leader's does.
-            settings, last = partition.settings, partition.segments[-1]
-            if (
-                settings.deleted
-                and settings.retention_ms != UNLIMITED
-                and partition.high_watermark == partition.log_end
-                and is_expired(last, now_ms - settings.retention_ms)
-            ):
-                partition.roll()
-            start = min(retained_from(partition.segments, settings, now_ms), partition.high_watermark)
+            try:
+                self._roll_if_expired(partition, now_ms)
+                start = min(retained_from(partition.segments, partition.settings, now_ms), partition.high_watermark)
+            except OSError as error:  # An index had to be made again from a segment that cannot be read.
+                log.warning("retention skipped", partition=partition.name, error=str(error))
+                continue
             if segments := partition.advance_start(start):
                 dropped.append((partition, segments))
         if dropped or self._not_removed:
             sizes = [segment.size for _, segments in dropped for segment in segments]
             log.info("retention", dropped_segments=len(sizes), dropped_bytes=sum(sizes))
             self._drop(dropped)
+
+    def _roll_if_expired(self, partition: PartitionLog, now_ms: int) -> None:
+        """Seal the last segment if everything in it has expired."""
+        settings = partition.settings
+        if (
+            settings.deleted
+            and settings.retention_ms != UNLIMITED
+            and partition.high_watermark == partition.log_end
+            and is_expired(partition.segments[-1], now_ms - settings.retention_ms)
+        ):
+            partition.roll()
 
     def compact(self) -> None:
         """Begin the next round of compaction that is due; one runs at a time. It needs space before it frees any."""
