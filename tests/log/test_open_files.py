@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from log.rig import FaultyDisk, FaultyFile, Rig, batch, values
-from walstream.errors import InvalidRecord, OutOfFiles
+from walstream.errors import InvalidRecord, OutOfFiles, PartitionOffline
 from walstream.log.batch import assemble, parse_header, stamp, validate
 from walstream.log.compression import Compression
 from walstream.log.disk import OsDisk
@@ -254,3 +254,61 @@ def test_files_are_counted_by_several_threads(tmp_path):
         sys.setswitchinterval(interval)
     assert failures == []
     assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_an_append_that_cannot_load_the_index_is_refused_and_the_next_succeeds(tmp_path, replicated):
+    """After a clean start the first append reads the index of the last segment. It must not fail otherwise: what is
+    not known to be the log's error takes a replica out of service."""
+
+    def receive(partition, text):
+        data = batch(text)
+        stamp(data, partition.log_end, 1)
+        if replicated:
+            partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=rig.now_ms)
+        else:
+            partition.append(memoryview(batch(text)), now_ms=rig.now_ms)
+        rig.driver.flush()
+
+    rig = Rig(tmp_path, replicated=replicated)
+    rig.topic()
+    for text in ("before", "refused", "after"):
+        partition = rig.store.partition("t", 0)
+        if replicated:
+            partition.become_follower(1, lambda error: None)
+        if text == "refused":
+            rig.disk.faults["read", ".index"] = errno.EMFILE
+            with pytest.raises(PartitionOffline):
+                receive(partition, text)
+            rig.disk.faults.clear()
+        else:
+            receive(partition, text)
+            rig = rig.again(clean=True, replicated=replicated)
+    partition = rig.store.partition("t", 0)
+    partition.advance_high_watermark(2)
+    assert values(partition) == ["before", "after"]
+
+
+def test_a_log_with_append_time_comes_back_when_its_index_can_be_read(tmp_path):
+    """The index of the segment before an empty one was read when recovery was done: the log was held for ever."""
+    rig = Rig(tmp_path)
+    partition = rig.topic(message_timestamp_type="LogAppendTime", segment_bytes="1024")
+    while len(partition.segments) < 2:
+        rig.write(partition, "x" * 200)
+    while len(partition.segments) < 3:
+        rig.settle()
+        rig.disk.faults["write", f"{partition.log_end:020d}.log"] = errno.EMFILE
+        rig.write(partition, "x" * 200)
+    assert isinstance(partition.write_error, OutOfFiles)
+    end = partition.durable_end
+    rig.disk.faults.clear()
+    for segment in partition.segments:
+        segment.release()
+    rig.disk.faults["read", partition.segments[-2].index_path.name] = errno.EMFILE
+    rig.store.tick()
+    rig.driver.flush()
+    assert isinstance(partition.write_error, OutOfFiles)
+    rig.disk.faults.clear()
+    rig.store.tick()
+    rig.driver.flush()
+    assert (partition.write_error, partition.is_held, partition.log_end) == (None, False, end)

@@ -94,9 +94,8 @@ class KeptLog(ReadableLog):
         self.write_error = None if failure is None else PartitionOffline(failure.message, failure.hint)
         self._in_flight.clear()
         self._stamps.begin(self.log_end)
-        written = [segment for segment in self.segments[-2:] if segment.size]
-        if self.settings.append_time and written:
-            self._stamps.found(written[-1].index.max_timestamp, self._shared.now_ms())
+        if self.settings.append_time:
+            self._stamps.found(recovered.newest_ms, self._shared.now_ms())
 
     def configure(self, settings: TopicSettings) -> None:
         """Have other settings from now on."""

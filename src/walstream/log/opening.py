@@ -71,7 +71,7 @@ class Opener:
     ) -> Recovered:
         """Recover a partition; raises CorruptLog or OSError."""
         leader_epoch = saved.leader_epoch if saved is not None else -1
-        return recover(
+        found = recover(
             self.disk,
             folder,
             saved,
@@ -86,3 +86,7 @@ class Opener:
             is_only_copy=is_only_copy,
             acks_before_fsync=settings.ack_before_fsync,
         )
+        written = [segment for segment in found.segments[-2:] if segment.size]
+        if settings.append_time and written:
+            found.newest_ms = written[-1].index.max_timestamp
+        return found

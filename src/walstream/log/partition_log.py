@@ -166,6 +166,7 @@ class PartitionLog(KeptLog):
             raise self.write_error
         if not self.is_leader:
             raise NotLeader(f"This node does not lead {self.name}.", "Ask again who does.")
+        self._load_index()
         self._check_size(len(batch))
         header = batches.validate(batch)
         if self.settings.compacted:
@@ -203,6 +204,17 @@ class PartitionLog(KeptLog):
         resolved_ms = self._stamps.resolve(self._shared.now_ms(), end, is_alone=is_alone, is_newest=is_newest)
         return None if resolved_ms is None else (end, resolved_ms)
 
+    def _load_index(self) -> None:
+        """Read the index of the last segment, if a clean start has left it on the disk: before anything changes."""
+        segment = self.segments[-1]
+        if not segment.is_index_loaded:
+            try:
+                segment.index  # noqa: B018
+            except OSError as error:
+                raise PartitionOffline(
+                    f"{self.name} cannot be appended to now: {error.strerror}.", "Send again."
+                ) from error
+
     def _enqueue(self, header: BatchHeader, batch: memoryview) -> None:
         segment = self._segment_for(header)
         position = segment.note(header)
@@ -231,6 +243,7 @@ class PartitionLog(KeptLog):
             raise self.write_error
         if self.is_held:
             raise PartitionOffline(f"{self.name} is being cut back.", "Send again when it is done.")
+        self._load_index()
         is_untouched = self.log_start == self.log_end == offset and not self.segments[-1].has_file
         first = first_offset(received, offset) if is_untouched else offset
         parsed = check_received(

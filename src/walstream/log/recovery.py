@@ -67,6 +67,8 @@ class Recovered:
     high_watermark_epoch: int = -1
     is_unclean: bool = False
     """Whether less was found than was known to be durable, now or at an earlier start."""
+    newest_ms: int = -1
+    """In a topic with append time: the latest timestamp of the last segment that holds anything."""
     bytes_checked: int = 0
     bytes_cut: int = 0
     batches_redone: int = 0
