@@ -332,9 +332,15 @@ class TestUnsaved:
         state = cluster.state(KEY)
         assert state is not None
         isr = (Member(1, cluster.incarnation), Member(2, 5))
+        told: list[PartitionState] = []
+        cluster.watch(KEY, told.append)
         cluster.propose(IsrProposal(KEY, 1, state.epoch, state.version, isr), lambda _: None)
         cluster.resign(KEY, 1, state.epoch)
+        resigned = cluster.state(KEY)
+        assert resigned is not None
+        assert resigned.leader == NO_LEADER
         at_once(*jobs.pop(0))
+        assert cluster.state(KEY) == told[-1] == resigned, "what was saved meanwhile is from before the resignation"
         cluster.tick()
         at_once(*jobs.pop(0))
         state = cluster.state(KEY)

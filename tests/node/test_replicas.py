@@ -30,6 +30,7 @@ from walstream.cluster.local import NewTopic
 from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
 from walstream.log.checkpoint import key_text
+from walstream.node import replicas as replicas_module
 from walstream.node.driver import DOING, Replica
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.offsets import Committed
@@ -332,6 +333,28 @@ async def test_topics_that_a_full_disk_did_not_keep_are_told_again(
         await create(client, nodes, "u")
         assert refused == 2
         assert (await produce(client, b"x", acks=-1, topic=b"u"))[0] == NONE
+
+
+async def test_partitions_whose_epochs_a_full_disk_did_not_keep_are_led_later(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas_module, "RETRY_MS", 20)
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        disk, refused = nodes[0].store.disk, 0
+        write = disk.write
+
+        def write_if_there_is_space(path: Path, data: bytes, *, durable: bool) -> None:
+            nonlocal refused
+            if path.name == "replication.json" and refused < 2:
+                refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(path, data, durable=durable)
+
+        monkeypatch.setattr(disk, "write", write_if_there_is_space)
+        await create(client, nodes)
+        assert refused == 2
+        assert (await produce(client, b"x", acks=-1))[0] == NONE
 
 
 async def test_the_isr_is_checked_before_the_append(tmp_path: Path, connect: Connect) -> None:

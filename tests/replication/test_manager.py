@@ -296,6 +296,22 @@ def test_replica_that_lost_bytes_is_not_healed_before_the_cluster_knows_of_it() 
     assert not manager.facts.is_unclean
 
 
+def test_restarted_follower_learns_from_its_leader_that_the_election_was_unclean() -> None:
+    """Otherwise it would take the truncation for a broken promise. The record of a follower in a static cluster has its
+    log's newest epoch, which is the leader's, and nothing about how that one was elected."""
+    log = MemoryLog()
+    log.append_replicated((b"0:4:a", b"1:4:b", b"2:4:c"))
+    log.flush()
+    log.seen_epoch = 5
+    manager = started(1, epoch=5, log=log, high_watermark=3, high_watermark_epoch=4)
+    state = PartitionState((1, 2), leader=2, epoch=5, isr=(Member(2, 0),))
+    follow = only(fx.Follow, manager.handle(ev.MetadataChanged(state), NOW))
+    manager.handle(ev.RoleTaken(follow.token), NOW)
+    manager.handle(ev.LinkUp(2, 1, False), NOW)
+    from_leader(manager, 2, opening(5, unclean_epoch=5))
+    assert only(fx.Truncate, from_leader(manager, 2, Diverging(KEY, 5, 1, 4, 1))).offset == 1
+
+
 def test_leader_may_change_while_the_log_is_being_cut() -> None:
     log = MemoryLog()
     for epoch in (2, 3, 4):
