@@ -236,6 +236,33 @@ async def test_a_failed_read_of_the_offsets_is_retried(
         assert "".join(capfd.readouterr()).count("offsets not loaded") == 1
 
 
+async def test_a_read_of_the_offsets_ends_when_another_node_keeps_the_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outcome would take the place of the refusal that sends clients to the other node."""
+    monkeypatch.setattr(service, "LOAD_RETRY_S_MIN", 0.001)
+    monkeypatch.setattr(service, "LOAD_RETRY_S_MAX", 0.001)
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        await node.groups.commit("g", {("t", 0): _at(5)})
+        has_failed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def failing(*_: object) -> memoryview:
+            loop.call_soon_threadsafe(has_failed.set)
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(node.store.partition(OFFSETS_TOPIC, 0), "read_blocking", failing)
+        node.groups.lead()
+        reading = node.groups._loading
+        assert reading is not None
+        await asyncio.wait_for(has_failed.wait(), 10)
+        node.groups.resign(NotCoordinator("Another node keeps the groups."))
+        await asyncio.wait({reading}, timeout=1)
+        with pytest.raises(NotCoordinator):
+            node.groups.check()
+        assert reading.done()
+
+
 async def test_a_node_that_cannot_read_its_offsets_serves_everything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
