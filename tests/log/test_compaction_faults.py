@@ -196,6 +196,31 @@ def test_a_round_that_cannot_be_finished_is_finished_before_anything_else(tmp_pa
     assert suffixes(partition) <= FINISHED
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_round_that_cannot_be_undone_is_finished_by_the_next_start(tmp_path: Path, clean: bool) -> None:
+    """Its successors are whole and have their final names. The checkpoint lists the segments that they replace, also
+    that of a clean stop: those are not missing."""
+    disk = FailingDisk()
+    rig = Rig(tmp_path, disk)
+    partition = compacted(rig)
+    fill(rig, partition, 200)
+    settled(rig)
+    segments, expected = partition.segments, table(partition)[0]
+    disk.error = errno.EIO
+    disk.fails = lambda call, path: call == "sync_directory" or (call == "remove" and path.suffix == ".swap")
+    rig.store.compact()
+    assert partition.segments == segments, "readers see the segments as they were"
+    assert ".swap" in suffixes(partition)
+    disk.fails = lambda call, path: False
+    rig.store.save_checkpoint(lambda error: None)
+    rig = rig.again(clean=clean)
+    partition = rig.store.partition("t", 0)
+    assert suffixes(partition) <= FINISHED
+    assert len(partition.segments) < len(segments)
+    assert (partition.failure, partition.damaged, partition.is_unclean) == (None, [], False)
+    assert table(partition)[0] == expected
+
+
 def test_another_partition_is_compacted_while_one_cannot_be_finished(tmp_path: Path) -> None:
     disk = FailingDisk()
     rig = Rig(tmp_path, disk)

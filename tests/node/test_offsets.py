@@ -289,6 +289,37 @@ def test_offsets_of_a_topic_that_was_created_again_are_not_its(tmp_path: Path) -
     assert not offsets.is_of_deleted_topic("unheard-of", newer)
 
 
+async def test_an_offset_is_not_swept_up_while_a_commit_for_the_new_topic_follows_it(tmp_path: Path) -> None:
+    """The deletion would be written behind that commit, and delete it."""
+    replicated = Replicated(tmp_path)
+    offsets, store = replicated.offsets, replicated.rig.store
+
+    async def begin(offset: int) -> asyncio.Task[None]:
+        committed = replace(_at(offset), topic_since=store.catalogue.topics["t"].since)
+        task = asyncio.create_task(offsets.write([Change("g", "t", 0, committed)]))
+        await asyncio.sleep(0)
+        replicated.rig.driver.flush()
+        return task
+
+    def advance() -> None:
+        replicated.partition.advance_high_watermark(replicated.partition.log_end)
+
+    replicated.rig.topic("t")
+    old = await begin(5)
+    store.delete_topics(["t"])
+    assert offsets.keys_of_deleted_topics() == {("g", "t", 0)}, "also while it is not committed"
+    advance()
+    await old
+    replicated.rig.topic("t")
+    assert offsets.keys_of_deleted_topics() == {("g", "t", 0)}
+    new = await begin(6)
+    assert offsets.keys_of_deleted_topics() == set()
+    advance()
+    await new
+    assert offsets.keys_of_deleted_topics() == set()
+    assert offsets.table.of("g")["t", 0].offset == 6
+
+
 def _at(offset: int) -> Committed:
     return Committed(offset, -1, "", NOW_MS)
 
