@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from log.rig import FaultyDisk, FaultyFile, Rig, batch, values
+from log.rig import FaultyDisk, FaultyFile, LateDriver, Rig, batch, values
 from walstream.errors import InvalidRecord, OutOfFiles, PartitionOffline
 from walstream.log.batch import assemble, parse_header, stamp, validate
 from walstream.log.compression import Compression
@@ -70,6 +70,28 @@ class WatchedFile(FaultyFile):
     def sync(self):
         super().sync()
         self.state["is_dirty"] = False
+
+
+def test_a_segment_that_is_closed_before_its_last_batches_are_written_keeps_their_index(tmp_path):
+    """An index made from the file as it was then would lack them: no search by time would find them again."""
+    rig = Rig(tmp_path, driver=LateDriver(), open_files_max=1)
+    partition, other = rig.topic(segment_bytes="1024"), rig.topic("other")
+    rig.write(other, "o")
+    rig.write(partition, "first")
+    rig.driver.is_late = True
+    rig.now_ms += 1000
+    rig.append(partition, "last of its segment")
+    rig.append(partition, "x" * 1024)
+    sealed = partition.segments[0]
+    assert sealed.sealed
+    assert sealed.durable_size < sealed.size
+    assert values(other) == ["o"], "its file takes the place of the sealed segment's"
+    rig.driver.is_late = False
+    while rig.driver.run_next():
+        pass  # The index is saved beside the flush, and may be before it.
+    rig.driver.flush()
+    sealed.release()
+    assert partition.offset_for_time(rig.now_ms) == (1, rig.now_ms)
 
 
 @pytest.mark.parametrize("size", [50, 20_000], ids=["journaled", "synced"])
