@@ -10,11 +10,23 @@ from log.rig import Rig, batch
 from walstream.log.batch import parse_header, stamp
 from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import TopicSettings
-from walstream.sim.disk import PowerLost, SimDisk
+from walstream.sim.disk import PowerLost, SimDisk, _make_durable
 
 FOLDER = Path("/data")
 OPTIONS = {"journal_bytes_max": 4096, "journal_prepared_bytes": 2048}
 SMALL = TopicSettings(segment_bytes=400)
+
+
+class UnorderedDisk(SimDisk):
+    """A disk on which names that were not synced reach the platter in any order, as POSIX allows."""
+
+    def crash(self) -> None:
+        """Lose what was not made durable, or some of it."""
+        for change in self._changes:
+            if self._random.random() < 0.5:
+                _make_durable(change)
+        self._changes.clear()
+        super().crash()
 
 
 class PowerRig(Rig):
@@ -47,7 +59,9 @@ class PowerRig(Rig):
         assert heard == [None]
 
 
-def after_every_crash(prepare: Callable[[SimDisk], Callable[[], None]], seeds: range) -> Iterator[tuple[SimDisk, bool]]:
+def after_every_crash(
+    prepare: Callable[[SimDisk], Callable[[], None]], seeds: range, make_disk: Callable[[Random], SimDisk] = SimDisk
+) -> Iterator[tuple[SimDisk, bool]]:
     """Yield the disk as it comes back after the power went at each operation of an action, and whether it had ended.
 
     `prepare` makes the world on a disk and returns the action. The last one yielded has carried it out.
@@ -55,7 +69,7 @@ def after_every_crash(prepare: Callable[[SimDisk], Callable[[], None]], seeds: r
     for seed in seeds:
         operations, is_over = 0, False
         while not is_over:
-            disk = SimDisk(Random(seed * 1_000_003 + operations))
+            disk = make_disk(Random(seed * 1_000_003 + operations))
             action = prepare(disk)
             disk.fuse = operations
             try:

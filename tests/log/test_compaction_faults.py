@@ -6,17 +6,21 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from log.power import PowerRig, UnorderedDisk, after_every_crash
 from log.rig import Rig, values
 from log.test_cleaner import compacted, fill, table
 from walstream.errors import DiskFull, PartitionOffline
 from walstream.log.disk import Buffer, OsDisk, OsFile
 from walstream.log.partition_log import PartitionLog
 from walstream.log.scrub import check
+from walstream.sim.disk import PowerLost, SimDisk
 
 
 class FailingFile(OsFile):
@@ -194,6 +198,37 @@ def test_a_round_that_cannot_be_finished_is_finished_before_anything_else(tmp_pa
     assert partition.log_start == start
     assert table(partition)[0] == expected
     assert suffixes(partition) <= FINISHED
+
+
+def test_a_power_cut_at_any_operation_of_a_round_leaves_the_log_before_or_after_it() -> None:
+    """Old segments beside their successor would bring rows back to life whose tombstones are gone."""
+
+    def prepared(disk: SimDisk) -> Callable[[], None]:
+        rig = PowerRig(disk, replicated=False)
+        partition = compacted(rig)
+        fill(rig, partition, 60, keys=15)
+        settled(rig)
+        return rig.store.compact
+
+    def found(disk: SimDisk) -> tuple[dict[bytes, bytes], int]:
+        partition = PowerRig(disk, replicated=False).store.partition("t", 0)
+        assert (partition.failure, partition.damaged, partition.log_end) == (None, [], 60)
+        for segment, following in pairwise(partition.segments):
+            assert all(header.next_offset <= following.base_offset for _, header in segment.headers())
+        return table(partition)
+
+    disks = [disk for disk, _ in after_every_crash(prepared, range(8), UnorderedDisk)]
+    assert len(disks) > 120, "a round has more operations than that"
+    for number, disk in enumerate(disks[1:-1]):
+        disk.fuse = number % 16  # The start after it loses the power, too.
+        with suppress(PowerLost):
+            PowerRig(disk, replicated=False)
+        disk.crash()
+    outcomes = [found(disk) for disk in disks]
+    before, after = outcomes[0], outcomes[-1]
+    assert before[0] == after[0]
+    assert before[1] > after[1]
+    assert all(outcome in (before, after) for outcome in outcomes)
 
 
 @pytest.mark.parametrize("clean", [True, False])
