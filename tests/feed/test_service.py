@@ -336,6 +336,27 @@ class TestEnds:
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert trailing(error)["walstream-resume-lsn"] == text(41)
 
+    async def test_what_is_acknowledged_while_a_stream_begins_takes_no_credit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = await memory(100)
+        begin, may_begin, subscribe = asyncio.Event(), asyncio.Event(), log.subscribe
+
+        async def subscribe_later(*arguments: Any, **more: Any) -> Any:
+            begin.set()
+            await may_begin.wait()
+            return await subscribe(*arguments, **more)
+
+        monkeypatch.setattr(log, "subscribe", subscribe_later)
+        async with served(tmp_path, log, backpressure_timeout_ms=1500) as feed:
+            call = feed.subscribe(start_lsn="oldest", credit_entries=10)
+            reading = asyncio.create_task(read(call, 100))
+            await begin.wait()
+            await feed.ack(lsn(90))
+            may_begin.set()
+            assert await reading == list(range(1, 101))
+            call.cancel()
+
     async def test_what_was_acknowledged_before_takes_no_credit(self, tmp_path: Path) -> None:
         async with served(tmp_path, await memory(100), backpressure_timeout_ms=1500) as feed:
             await feed.ack(lsn(90))
