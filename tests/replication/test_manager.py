@@ -19,6 +19,7 @@ from walstream.replication.messages import (
     Progress,
     Refused,
     ReplicaFlag,
+    Reset,
     State,
     Watermark,
     Why,
@@ -294,6 +295,24 @@ def test_replica_that_lost_bytes_is_not_healed_before_the_cluster_knows_of_it() 
     manager.handle(ev.MetadataChanged(state), NOW)
     assert "Healed" in kinds(from_leader(manager, 2, watermark))
     assert not manager.facts.is_unclean
+
+
+def test_leader_elected_while_its_log_is_emptied_begins_at_the_new_log_start() -> None:
+    log = MemoryLog()
+    manager = started(1, log=log)
+    manager.handle(ev.LinkUp(2, 1, False), NOW)
+    follow = only(fx.Follow, from_leader(manager, 2, opening(5)))
+    manager.handle(ev.RoleTaken(follow.token), NOW)
+    reset = only(fx.ResetLog, from_leader(manager, 2, Reset(KEY, 5, 1, 10)))
+    state = PartitionState((1, 2), leader=1, epoch=6, isr=(Member(1, 1), Member(2, 1)), version=1)
+    lead = only(fx.Lead, manager.handle(ev.MetadataChanged(state), NOW))
+    log.reset(reset.log_start)
+    manager.handle(ev.Truncated(reset.token), NOW)
+    log.lead(6)
+    assert only(fx.SetHighWatermark, manager.handle(ev.RoleTaken(lead.token), NOW)).offset == 10
+    opened = only(fx.Send, manager.handle(ev.LinkUp(2, 1, True), NOW)).message
+    assert isinstance(opened, Open)
+    assert (opened.log_start, opened.high_watermark) == (10, 10)
 
 
 def test_restarted_follower_learns_from_its_leader_that_the_election_was_unclean() -> None:
