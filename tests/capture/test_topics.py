@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
@@ -12,9 +13,10 @@ from integration.clients import configure_topic, create_topic, read_messages
 from integration.support import MakeNode
 from walstream.capture.kafka import LogAddress
 from walstream.capture.topics import Topics
-from walstream.errors import LogUnfit
+from walstream.errors import DeliveryFailed, LogUnfit
 from walstream.node.credentials import make_credential
 from walstream.node.process import NodeProcess
+from walstream.positions import Lsn
 
 from .test_sink import Writer, read
 
@@ -36,6 +38,29 @@ def test_commit_points_have_append_time(node: NodeProcess, prefix: str) -> None:
     writer.sink.drain()
     writer.close()
     assert set(kinds_of_time(node, f"{prefix}.commits")) == {TIMESTAMP_LOG_APPEND_TIME}
+
+
+def test_no_topic_of_capture_goes_by_the_clock_of_its_machine(node: NodeProcess, prefix: str) -> None:
+    topics = Topics(LogAddress(node.address), prefix)
+    topics.prepare()
+    topics.data(f"{prefix}.rows")
+    names = [*topics.names.internal, f"{prefix}.rows"]
+    assert {settings["message.timestamp.type"] for settings in topics._settings(names).values()} == {"LogAppendTime"}
+
+
+def test_commit_times_that_the_log_refuses_are_told_with_the_remedy(node: NodeProcess, prefix: str) -> None:
+    writer = Writer(node, prefix)
+    create_topic(node.address, f"{prefix}.t")  # By hand: CreateTime.
+    writer.group(1, 200)
+    writer.sink.drain()  # An old commit time passes.
+    writer.sink.write(writer.rows(1, 300), int(time.time() * 1000) + 7_200_000)
+    writer.sink.end_group(Lsn(301), xid=300)
+    with pytest.raises(DeliveryFailed) as raised:
+        writer.sink.drain()
+    writer.close()
+    assert "timestamp" in raised.value.message.lower()
+    assert "--set message.timestamp.type=LogAppendTime" in (raised.value.hint or "")
+    assert raised.value.retryable
 
 
 def test_commit_points_that_have_none_get_it_and_are_read_as_before(

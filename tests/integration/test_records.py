@@ -7,11 +7,23 @@ import time
 import kafka
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import ConfigResource, ResourceType
 
 from walstream.node.process import NodeProcess
 
 from .bare import CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, Bare, one_record
-from .clients import EACH_CLIENT, TIMEOUT_S, Client, Item, create_topic, read_messages, readers, watermarks
+from .clients import (
+    EACH_CLIENT,
+    TIMEOUT_S,
+    Client,
+    Item,
+    admin_of,
+    configure_topic,
+    create_topic,
+    read_messages,
+    readers,
+    watermarks,
+)
 
 TIMESTAMP_LOG_APPEND = 2
 
@@ -94,6 +106,42 @@ def test_offsets_by_time(node: NodeProcess, topic: str, client: Client) -> None:
     assert reader.beginning_offsets([partition])[partition] == 0
     assert reader.end_offsets([partition])[partition] == 50
     reader.close()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_microseconds_for_milliseconds_are_refused(node: NodeProcess, topic: str, compression: str) -> None:
+    create_topic(node.address, topic)
+    producer = Producer(
+        {"bootstrap.servers": node.address, "compression.type": compression, "enable.idempotence": True, "linger.ms": 0}
+    )
+    now_ms = int(time.time() * 1000)
+
+    def sent(*timestamps: int) -> list[int]:
+        """Send the records as one batch and return their errors."""
+        codes: list[int] = []
+        for timestamp in timestamps:
+            producer.produce(
+                topic, b"v" * 100, partition=0, timestamp=timestamp,
+                on_delivery=lambda error, _: codes.append(error.code() if error else 0),
+            )  # fmt: skip
+        assert producer.flush(TIMEOUT_S) == 0
+        return codes
+
+    assert sent(now_ms) == [0]
+    assert set(sent(now_ms * 1000)) == {KafkaError.INVALID_TIMESTAMP}
+    assert sent(1) == [0], "as old as it likes"
+    configure_topic(node.address, topic, message_timestamp_before_max_ms="60000")
+    assert set(sent(now_ms - 120_000)) == {KafkaError.INVALID_TIMESTAMP}
+    configure_topic(node.address, topic, message_timestamp_after_max_ms=str(2**63 - 1))
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = admin_of(node.address)
+    settings = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    assert settings["message.timestamp.before.max.ms"].value == "60000"
+    assert settings["message.timestamp.after.max.ms"].value == "9223372036854775807"
+    assert sent(now_ms * 1000) == [0]
+    assert [message.timestamp()[1] for message in read_messages(node.address, topic)] == [now_ms, 1, now_ms * 1000]
+    configure_topic(node.address, topic, message_timestamp_type="LogAppendTime")
+    assert sent(now_ms * 1000) == [0]
 
 
 @pytest.mark.parametrize("client", EACH_CLIENT)

@@ -17,6 +17,7 @@ from kio.schema.produce.v8 import request as produce_v8
 from node.running import Client, Connect, batch_of, running_node
 from walstream.cluster.local import NewTopic
 from walstream.log.batch import walk
+from walstream.log.records import Record, build_batch
 from walstream.node.server import Node
 
 
@@ -144,6 +145,22 @@ async def test_requests_that_cannot_be_granted_as_a_whole(tmp_path: Path, connec
         node.store.create_topics([NewTopic("two", 1, {"min.insync.replicas": "2"})])
         assert await put(client, {0: batch_of(b"x")}, topic="two", acks=-1) == [(19, -1)]
         assert await put(client, {0: batch_of(b"x")}, topic="two", acks=1) == [(0, 0)]
+
+
+async def test_a_timestamp_far_ahead_is_refused_with_its_reason(tmp_path: Path, connect: Connect) -> None:
+    async with running_node(tmp_path) as node:
+        topic_of(node, 2)
+        client = await connect(node)
+        ahead_ms = node.now_ms() + 3_700_000
+        late = bytes(build_batch([Record(0, ahead_ms, None, b"late")]))
+        response = await client.ask(produce({0: late, 1: batch_of(b"x")}))
+        refused, accepted = response.responses[0].partition_responses
+        assert (int(refused.error_code), refused.base_offset) == (32, -1)
+        assert f"{ahead_ms}" in refused.error_message
+        assert "message.timestamp.after.max.ms" in refused.error_message
+        assert refused.record_errors == ()
+        assert (int(accepted.error_code), accepted.base_offset) == (0, 0)
+        assert node.store.partition("t", 0).log_end == 0
 
 
 async def test_a_duplicate_is_answered_with_the_original(tmp_path: Path, connect: Connect) -> None:

@@ -57,6 +57,12 @@ _BY_CODE: Final[dict[int, type[WalstreamError]]] = {
     KafkaError.KAFKA_STORAGE_ERROR: errors.PartitionOffline,
 }
 
+_CLOCK_AHEAD: Final = (
+    "The clock of PostgreSQL, or of this machine, is ahead of the log's by more than message.timestamp.after.max.ms of "
+    "the topic. Fix the clock, or let the leader give the times: "
+    "walstream topic alter TOPIC --set message.timestamp.type=LogAppendTime"
+)
+
 
 @dataclass(frozen=True)
 class LogAddress:
@@ -134,6 +140,8 @@ class LogAddress:
                 f"The log at {self.bootstrap} cannot be reached: {text.rstrip('.')}.",
                 "Start one with `walstream node start`, or set capture.bootstrap.",
             )
+        if code == KafkaError.INVALID_TIMESTAMP:
+            return errors.DeliveryFailed(sentence, _CLOCK_AHEAD)
         return _BY_CODE.get(code, errors.DeliveryFailed)(sentence)
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:

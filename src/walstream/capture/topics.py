@@ -47,7 +47,7 @@ _APPEND_TIME: Final = "LogAppendTime"
 
 # The leader's clock decides what retention removes, not the time of the commit, which may be long ago in a backlog;
 # the time of the commit stays in the record's own timestamp. It also gives rows and commit points their order over all
-# partitions.
+# partitions, and no record is refused (INVALID_TIMESTAMP) because the clock of PostgreSQL or of capture is ahead.
 DATA: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
     _TIME: _APPEND_TIME,
@@ -59,7 +59,11 @@ COMMITS: Final[Mapping[str, str]] = {
     "retention.bytes": "-1",
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
 }
-COMPACTED: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "max.message.bytes": str(MESSAGE_BYTES_MAX)}
+COMPACTED: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    _TIME: _APPEND_TIME,
+    "max.message.bytes": str(MESSAGE_BYTES_MAX),
+}
 
 _EARLIEST = cast(OffsetSpec, OffsetSpec.earliest())
 _LATEST = cast(OffsetSpec, OffsetSpec.latest())

@@ -44,6 +44,7 @@ _BY_CODE: dict[int, type[WalstreamError]] = {
     KafkaError.INVALID_CONFIG: errors.InvalidTopicConfig,
     KafkaError.MSG_SIZE_TOO_LARGE: errors.BatchTooLarge,
     KafkaError.INVALID_RECORD: errors.InvalidRecord,
+    KafkaError.INVALID_TIMESTAMP: errors.InvalidTimestamp,
     KafkaError.OFFSET_OUT_OF_RANGE: errors.OffsetOutOfRange,
     KafkaError._AUTO_OFFSET_RESET: errors.OffsetOutOfRange,
     KafkaError.GROUP_ID_NOT_FOUND: errors.GroupNotFound,
@@ -57,6 +58,8 @@ _HINTS: dict[type[WalstreamError], str] = {
     errors.UnknownTopic: "`walstream topic list` shows the topics there are.",
     errors.GroupNotFound: "`walstream group list` shows the groups there are.",
     errors.GroupNotEmpty: "Stop the group's consumers first: an active group moves its own offsets.",
+    errors.InvalidTimestamp: "Times are milliseconds since 1970. Fix the clock, or raise the topic's "
+    "message.timestamp.after.max.ms or message.timestamp.before.max.ms.",
     errors.InvalidRecord: "A compacted topic takes only records with a key: give --key or --key-separator.",
     errors.NotAuthorized: "Ask for a rule in [[security.acls]] that allows it, or connect as another --user.",
     errors.AuthenticationFailed: "Check --user, the password and --mechanism; PLAIN works only over --tls.",

@@ -110,6 +110,9 @@ class Disk(Protocol):
     def write(self, path: Path, data: bytes, *, durable: bool) -> None:
         """Replace a small file as a whole: readers see the old content or the new, never a mixture."""
 
+    def modified_ms(self, path: Path) -> int:
+        """Return when a file was last written to, by the wall clock."""
+
     def list(self, path: Path) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""
 
@@ -301,6 +304,10 @@ class OsDisk:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+    def modified_ms(self, path: Path) -> int:
+        """Return when a file was last written to, by the wall clock."""
+        return path.stat().st_mtime_ns // 1_000_000
 
     def list(self, path: Path) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""

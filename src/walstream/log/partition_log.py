@@ -22,13 +22,14 @@ from pathlib import Path
 
 from walstream.errors import (
     BatchTooLarge,
+    InvalidTimestamp,
     NotLeader,
     PartitionOffline,
     WalstreamError,
 )
 from walstream.log import batch as batches
 from walstream.log import producer_snapshots
-from walstream.log.batch import BatchHeader, Buffer
+from walstream.log.batch import NO_TIMESTAMP, BatchHeader, Buffer
 from walstream.log.compaction import check_keys
 from walstream.log.group_commit import Write
 from walstream.log.index import Index
@@ -180,6 +181,8 @@ class PartitionLog(KeptLog):
         if self.settings.append_time:
             append_time_ms = self._stamps.stamp(now_ms, self.log_end + header.record_count)
             batches.stamp_append_time(batch, append_time_ms)
+        else:
+            self._check_timestamps(header, now_ms)
         batches.stamp(batch, self.log_end, self.leader_epoch)
         self._enqueue(batches.parse_header(batch), batch)
         return Appended(self.log_end - header.record_count, self.log_end - 1, append_time_ms, self.log_start)
@@ -307,6 +310,27 @@ class PartitionLog(KeptLog):
                 f"A batch of {length} bytes is more than {self.topic} takes ({limit}).",
                 "Send smaller batches, or raise the topic's max.message.bytes.",
             )
+
+    def _check_timestamps(self, header: BatchHeader, now_ms: int) -> None:
+        """Refuse a batch whose header is too far from the clock; the timestamps of its records are not decoded.
+
+        Retention goes by the latest timestamp of a header: one batch far in the future keeps its segment, and all
+        segments after it, until then. A retry of a batch that was accepted is not checked again.
+        """
+        settings, first_ms = self.settings, header.base_timestamp
+        latest_ms = max(first_ms, header.max_timestamp)
+        if latest_ms - now_ms > settings.timestamp_after_max_ms:
+            name, timestamp_ms, distance, limit = "after", latest_ms, "ahead of", settings.timestamp_after_max_ms
+        elif first_ms != NO_TIMESTAMP and now_ms - first_ms > settings.timestamp_before_max_ms:
+            name, timestamp_ms, distance, limit = "before", first_ms, "behind", settings.timestamp_before_max_ms
+        else:
+            return
+        raise InvalidTimestamp(
+            f"A record's timestamp, {timestamp_ms}, is {abs(timestamp_ms - now_ms)} ms {distance} the leader's clock; "
+            f"{self.topic} accepts {limit} ms.",
+            "Timestamps are milliseconds since 1970. Fix the producer's clock or units, or raise the topic's "
+            f"message.timestamp.{name}.max.ms.",
+        )
 
     def _segment_for(self, header: BatchHeader) -> Segment:
         """Return the segment the batch goes to, beginning a new one when the last is full or old."""

@@ -1,5 +1,9 @@
 """Retention: how far the start of a log may move up. Arithmetic over segments; the last one always stays.
 
+A segment is as old as its latest record. A latest record without a timestamp, or with one further ahead of the clock
+than the topic accepts, would keep its segment and all after it for good: then the segment is as old as its file's last
+modification.
+
 Also the *hold*, by which a reader of the log keeps what it still needs: from a time on, segments are neither dropped
 nor compacted, whatever else the topic says. It keeps so many bytes and no more, so that a hold whose owner is gone
 fills no disk. A segment is held as a whole, if one of its records is.
@@ -17,7 +21,7 @@ def retained_from(segments: Sequence[Segment], settings: TopicSettings, now_ms: 
     """Return the first offset that the topic's settings, or its hold, keep."""
     kept = 0
     if settings.deleted and settings.retention_ms != UNLIMITED:
-        kept = _kept_by_age(segments, now_ms - settings.retention_ms)
+        kept = _kept_by_age(segments, settings, now_ms)
     if settings.deleted and settings.retention_bytes != UNLIMITED:
         kept = max(kept, _kept_by_size(segments, settings.retention_bytes))
     return segments[held_from(segments, settings, kept)].base_offset
@@ -50,13 +54,13 @@ def holds_more(settings: TopicSettings, before: TopicSettings) -> bool:
     )
 
 
-def _kept_by_age(segments: Sequence[Segment], expired_ms: int) -> int:
-    """Return the first segment to keep: a segment is as old as its newest record."""
+def _kept_by_age(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> int:
+    """Return the first segment that `retention.ms` keeps."""
     kept = 0
     for number, segment in enumerate(segments[:-1]):
         if segment.size == 0:
             continue  # Compaction left nothing in it, or it stands for a file that is missing: it goes with the next.
-        if not is_expired(segment, expired_ms):
+        if not is_expired(segment, settings, now_ms):
             break
         kept = number + 1
     return kept
@@ -72,6 +76,14 @@ def _kept_by_size(segments: Sequence[Segment], bytes_kept_min: int) -> int:
     return kept
 
 
-def is_expired(segment: Segment, expired_ms: int) -> bool:
-    """Tell whether everything in a segment is older than a time. Records without a time never expire."""
-    return segment.size > 0 and 0 <= segment.index.max_timestamp < expired_ms
+def is_expired(segment: Segment, settings: TopicSettings, now_ms: int) -> bool:
+    """Tell whether a segment has batches and all of them are older than `retention.ms`."""
+    if segment.size == 0:
+        return False
+    latest_ms = segment.index.max_timestamp
+    if latest_ms < 0 or latest_ms - now_ms > settings.timestamp_after_max_ms:
+        try:
+            latest_ms = segment.modified_ms
+        except FileNotFoundError:
+            return False  # Its first batch is not flushed yet.
+    return latest_ms < now_ms - settings.retention_ms

@@ -184,6 +184,11 @@ class Segment:
         """Whether a lookup will not touch the disk."""
         return self._index is not None
 
+    @property
+    def modified_ms(self) -> int:
+        """When the file was last written to, by the wall clock: no earlier than the append of its newest batch."""
+        return self._disk.modified_ms(self.path)
+
     def release(self) -> None:
         """Close the file once its users are done, and drop the index: both come back when they are needed.
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from walstream.errors import InvalidTopicConfig
 
-DAY_MS = 24 * 60 * 60 * 1000
+HOUR_MS = 60 * 60 * 1000
+DAY_MS = 24 * HOUR_MS
 UNLIMITED = -1
+TIME_MAX = 2**63 - 1
 NO_HOLD = -1
 
 
@@ -40,6 +42,8 @@ class TopicSettings:
     segment_ms: int = 7 * DAY_MS
     batch_bytes_max: int = 1024 * 1024 + 12
     append_time: bool = False
+    timestamp_before_max_ms: int = TIME_MAX
+    timestamp_after_max_ms: int = HOUR_MS
     delete_retention_ms: int = DAY_MS
     min_dirty_ratio: float = 0.5
     compression: str = "producer"
@@ -162,6 +166,20 @@ SETTINGS: tuple[Setting, ...] = (
         _choice(CreateTime=False, LogAppendTime=True),
         "CreateTime or LogAppendTime",
         "Whether the producer's clock or the leader's gives a record its time.",
+    ),
+    Setting(
+        "message.timestamp.before.max.ms",
+        "timestamp_before_max_ms",
+        _whole(0),
+        "0 to 9223372036854775807",
+        "CreateTime: a batch whose first record is earlier than the leader's clock by more is refused.",
+    ),
+    Setting(
+        "message.timestamp.after.max.ms",
+        "timestamp_after_max_ms",
+        _whole(0),
+        "0 to 9223372036854775807",
+        "CreateTime: a batch whose latest record is later than the leader's clock by more is refused.",
     ),
     Setting(
         "delete.retention.ms",

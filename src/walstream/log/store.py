@@ -506,7 +506,7 @@ class LogStore:
             settings.deleted
             and settings.retention_ms != UNLIMITED
             and partition.high_watermark == partition.log_end
-            and is_expired(partition.segments[-1], now_ms - settings.retention_ms)
+            and is_expired(partition.segments[-1], settings, now_ms)
         ):
             partition.roll()
 

@@ -144,6 +144,8 @@ class SimDisk:
         self.syncs = 0
         self.on_sync_failed: Callable[[], None] | None = None
         self.is_reserve_spent = False
+        self.modified_at_ms = 2**62
+        """When every file was last written to: not before any test is over, unless the test sets it."""
         self.has_reserve = False
         """Whether durable writes succeed although the disk is full."""
 
@@ -264,6 +266,12 @@ class SimDisk:
         self._change([(folder, name + ".new", None), (folder, name, neighbour)])
         if durable:
             self._sync_names(folder)
+
+    def modified_ms(self, path: Path) -> int:
+        """Return when a file was last written to."""
+        if self._find(path) is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return self.modified_at_ms
 
     def list(self, path: Path) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""

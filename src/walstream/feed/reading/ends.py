@@ -28,7 +28,7 @@ from walstream.logs import get
 from walstream.positions import TopicPartition
 
 ENDS: Final = TopicPartition("_walstream.ends", 0)
-SETTINGS: Final = {"cleanup.policy": "compact"}
+SETTINGS: Final = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 
 QUIET_S: Final = 10.0
 """A partition without an entry for so long gets its note."""

@@ -28,7 +28,7 @@ from walstream.feed.service.watermarks import Subscriber, Watermarks
 log = logs.get(__name__)
 
 TOPIC: Final = "_walstream.acks"
-SETTINGS: Final = {"cleanup.policy": "compact"}
+SETTINGS: Final = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
 POLL_S: Final = 0.2
 PAUSE_S: Final = 1.0
 """How long a thread waits before it goes on after something that nobody foresaw."""
