@@ -2,6 +2,7 @@ import errno
 import random
 
 import pytest
+import structlog
 
 from log.power import PowerRig, after_every_crash, contents
 from log.rig import FaultyDisk, Rig, batch, values
@@ -39,6 +40,23 @@ def test_a_clean_stop_reads_no_batch_again(rig, monkeypatch):
     again = rig.again(clean=True)
     assert scanned == []
     assert len(values(again.store.partition("t", 0))) == 50
+
+
+def test_a_start_reports_all_recovered_partitions_in_one_line(rig):
+    rig.topic("many", partitions=50)
+    for index in range(40):
+        fill(rig, rig.store.partition("many", index), 2)
+    with structlog.testing.capture_logs() as said:
+        again = rig.again()
+    (line,) = [entry for entry in said if entry["log_level"] != "debug"]
+    assert (line["event"], line["partitions"]) == ("partitions recovered", 40)
+    assert line["checked_bytes"] == sum(partition.size_bytes for partition in again.store.partitions.values())
+    assert {entry["partition"] for entry in said if entry["event"] == "partition recovered"} == {
+        f"many-{index}" for index in range(40)
+    }
+    with structlog.testing.capture_logs() as said:
+        again.again(clean=True)
+    assert said == []
 
 
 def test_every_start_takes_a_new_epoch(rig):

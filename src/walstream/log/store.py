@@ -10,6 +10,7 @@ write the checkpoint with it, drop the old journal. Only then may anything be ap
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -149,10 +150,16 @@ class LogStore:
         rename_old_folders(self.disk, self._folder / "topics", self.catalogue.topics)
         self._trash.discard_strangers(self.catalogue.topics)
         redo = self._journal.recover()
+        recovered = Counter[str]()
         for topic in self.catalogue.topics.values():
             for index in range(topic.partitions):
                 key = (topic.id, index)
-                self._open_partition(topic, index, saved.partition(key), clean=saved.clean, redo=redo.get(key, {}))
+                found = self._open_partition(
+                    topic, index, saved.partition(key), clean=saved.clean, redo=redo.get(key, {})
+                )
+                recovered.update(self._report_recovery(self.partitions[topic.name, index], found))
+        if recovered:
+            log.info("partitions recovered", **recovered)
         try:
             self._saver.write(self._checkpoint(clean=False))
             self._let_go_of_the_journal(redo)
@@ -199,7 +206,7 @@ class LogStore:
 
     def _open_partition(
         self, topic: Topic, index: int, saved: PartitionCheckpoint | None, *, clean: bool, redo: Redo
-    ) -> None:
+    ) -> Recovered:
         """Recover a partition, on a full disk with the space of the reserve and then of the journal's spare file."""
         is_only_copy = not self.replicated or topic.replicas == [self.catalogue.node_id]
         settings = self.catalogue.settings(topic)
@@ -221,6 +228,7 @@ class LogStore:
                     ) from error
                 makers_of_room.pop()()
         self._add(topic, index, saved, found)
+        return found
 
     def _folder_of(self, topic: Topic, index: int) -> Path:
         return self._folder / "topics" / topic_folder(topic) / str(index)
@@ -232,14 +240,15 @@ class LogStore:
         if saved is None and self.replicated and self.catalogue.is_older_than_disk(topic, index):
             partition.is_unclean = True  # The last disk may have had what this one never did.
         self.partitions[topic.name, index] = partition
-        self._report_recovery(partition, found)
 
-    def _report_recovery(self, partition: PartitionLog, found: Recovered) -> None:
-        if found.bytes_cut or found.batches_redone or found.bytes_checked:
-            log.info(
-                "partition recovered", partition=partition.name, checked_bytes=found.bytes_checked,
-                cut_bytes=found.bytes_cut, redone_batches=found.batches_redone,
-            )  # fmt: skip
+    def _report_recovery(self, partition: PartitionLog, found: Recovered) -> dict[str, int]:
+        """Report damage, and return what recovery did; nothing if there was nothing to do."""
+        done = {
+            "checked_bytes": found.bytes_checked, "cut_bytes": found.bytes_cut, "redone_batches": found.batches_redone
+        }  # fmt: skip
+        is_recovered = any(done.values())
+        if is_recovered:
+            log.debug("partition recovered", partition=partition.name, **done)
         if found.failure is not None:
             self.reported(partition.name, found.failure)
         if found.lost is not None:
@@ -253,6 +262,7 @@ class LogStore:
             )
         for start, end in found.damaged:
             self.reported(partition.name, CorruptLog(f"{partition.name}: offsets {start} to {end - 1} are damaged."))
+        return {"partitions": 1, **done} if is_recovered else {}
 
     def close(self) -> None:
         """Flush and sync everything. Blocks; appends have stopped before."""
