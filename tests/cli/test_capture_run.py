@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from postgres.servers import Database
+from walstream.capture import topics
 from walstream.capture.reading import LogReader
 from walstream.cli import main
 from walstream.config import ENVIRONMENT_PREFIX
@@ -178,7 +179,15 @@ def test_two_captures_at_once(world: World, capsys: pytest.CaptureFixture[str]) 
         ("capture.memory_bytes_max=1", 2, "capture.memory_bytes_max = '1'"),
     ],
 )
-def test_exit_codes(world: World, capsys: pytest.CaptureFixture[str], setting: str, code: int, complaint: str) -> None:
+def test_exit_codes(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    code: int,
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 2.0)  # How long an address without a log is tried.
     assert main.invoke(["capture", "run", "--set", setting]) == code
     assert complaint in capsys.readouterr().err
 
@@ -218,7 +227,7 @@ def test_retry_outlives_a_node_that_is_killed(
         world.wait(lambda: world.said("snapshot over"), "it runs")
         node.kill()
         database.execute("insert into orders select generate_series(1, 1000)")
-        time.sleep(2)
+        time.sleep(1)
         node.start()
         world.wait(lambda: len(world.values()) == 1000, "all rows are there")
         # PostgreSQL ends the connection; so the generation ends, and the next one goes on.

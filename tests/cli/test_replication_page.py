@@ -77,7 +77,10 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.mark.processes
 def test_the_commands_work(shell: Shell) -> None:
-    (shell.folder / "cluster.toml").write_text(shell.here(blocks("toml")[0]))
+    page = shell.here(blocks("toml")[0])
+    assert page.count("[replication]\n") == 1
+    quick = page.replace("[replication]\n", "[replication]\nisr_lag_ms_max = 2000\n")
+    (shell.folder / "cluster.toml").write_text(quick)
     starting, using = (commands(block) for block in blocks("console"))
     for command in starting:
         if command.startswith("walstream"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import pytest
 
 from feed.frames import Written, frame_of
 from feed.issuer import Signer, jwks
@@ -186,6 +187,12 @@ class Served:
             response_deserializer=wal_pb2.GetLSNResponse.FromString,
         )
         return await call(wal_pb2.GetLSNRequest(), metadata=self.admin() if metadata is None else metadata)
+
+
+def advance_clock(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    """Set the wall clock of this process forward, for all that reads it as `time.time()`."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + by_s)
 
 
 async def until(condition: Any, timeout_s: float = 10.0) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from feed.frames import Written
-from feed.memory import MemoryLog, Served, served, until
+from feed.memory import MemoryLog, Served, advance_clock, served, until
 from walstream import feed as feed_package
 from walstream.errors import (
     AckRefused,
@@ -207,28 +207,35 @@ async def test_without_reconnecting_the_error_is_raised(tmp_path: Path) -> None:
             await using(feed, act)
 
 
-async def test_a_newer_token_is_fetched_when_the_old_one_expires(tmp_path: Path) -> None:
+async def test_a_newer_token_is_fetched_when_the_old_one_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     auth = {"jwks": str(tmp_path / "jwks.json"), "clock_skew_s": 0}
     async with served(tmp_path, await memory(3), auth=auth) as feed:
         asked: list[str] = []
 
         def token() -> str:
-            asked.append(feed.token(role="admin", tenant=None, sub="root", exp=int(time.time()) + 2))
+            asked.append(feed.token(role="admin", tenant=None, sub="root", exp=int(time.time()) + 60))
             return asked[-1]
 
         reading = asyncio.create_task(using(feed, lambda c: first(c.subscribe(), 5), token=token))
-        await asyncio.sleep(4)
+        await until(lambda: feed.service.streams)
+        advance_clock(monkeypatch, 60)
+        await until(lambda: feed.service.ends["UNAUTHENTICATED"])
         await feed.log.append(Written(lsn(4)), Written(lsn(5)))
         assert await reading == [1, 2, 3, 4, 5]
         assert feed.service.ends["UNAUTHENTICATED"] >= 1
 
 
-async def test_the_same_token_again_would_not_help(tmp_path: Path) -> None:
+async def test_the_same_token_again_would_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     auth = {"jwks": str(tmp_path / "jwks.json"), "clock_skew_s": 0}
     async with served(tmp_path, await memory(3), auth=auth) as feed:
-        token = feed.token(role="admin", tenant=None, exp=int(time.time()) + 2)
+        token = feed.token(role="admin", tenant=None, exp=int(time.time()) + 60)
+        reading = asyncio.create_task(using(feed, lambda c: first(c.subscribe(), 5), token=token))
+        await until(lambda: feed.service.streams)
+        advance_clock(monkeypatch, 60)
         with pytest.raises(TokenExpired):
-            await using(feed, lambda c: first(c.subscribe(), 5), token=token)
+            await reading
 
 
 async def test_a_token_file_is_read_for_each_call(tmp_path: Path) -> None:
@@ -287,7 +294,9 @@ async def test_one_that_is_too_slow_comes_back_where_it_was(tmp_path: Path) -> N
                 for entry in itertools.islice(stream, 600):
                     found.append(entry.lsn - BASE)
                     if entry.lsn - BASE == 30:
-                        time.sleep(2)
+                        deadline = time.monotonic() + 10
+                        while not feed.service.ends["RESOURCE_EXHAUSTED"] and time.monotonic() < deadline:
+                            time.sleep(0.02)
             return found
 
         assert await using(feed, act) == list(range(1, 601))

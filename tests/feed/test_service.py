@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from feed.frames import Written
-from feed.memory import MemoryLog, Served, served, until
+from feed.memory import MemoryLog, Served, advance_clock, served, until
 from walstream.errors import UnreachableError
 from walstream.feed import wal_pb2
 from walstream.feed.service import service as service_module
@@ -411,11 +411,13 @@ class TestEnds:
             assert await read(call, 5) == list(range(1, 6))
             [stream] = feed.service.streams.values()
             monkeypatch.setattr(stream.queue, "deadline", lambda: "a bug")
-            brief = feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 3)
+            brief = feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 60)
             other = feed.subscribe(brief, start_lsn="oldest")
             _, error = await ended(call)
             assert error.code() is grpc.StatusCode.UNKNOWN
             assert "The feed failed." in error.details()
+            assert await read(other, 5) == list(range(1, 6))
+            advance_clock(monkeypatch, 60)
             _, error = await ended(other)
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED, "others are looked at all the same"
 
@@ -498,33 +500,36 @@ class TestTokens:
                     await call
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
-    async def test_its_end_is_that_of_the_stream(self, tmp_path: Path) -> None:
+    async def test_its_end_is_that_of_the_stream(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served(tmp_path, await memory(3), auth=auth(tmp_path, clock_skew_s=0)) as feed:
             call = feed.subscribe(
-                feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 2), start_lsn="oldest"
+                feed.metadata(role="admin", tenant=None, exp=int(time.time()) + 60), start_lsn="oldest"
             )
             assert await read(call, 3) == [1, 2, 3]
+            advance_clock(monkeypatch, 60)
             found, error = await ended(call)
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
             assert "expired" in found[-1].error
             assert trailing(error)["walstream-resume-lsn"] == text(4)
 
-    async def test_a_newer_one_in_an_ack_lets_it_go_on(self, tmp_path: Path) -> None:
+    async def test_a_newer_one_in_an_ack_lets_it_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served(tmp_path, await memory(3), heartbeat_ms=200, auth=auth(tmp_path, clock_skew_s=0)) as feed:
-            old = feed.metadata(sub="ann", role="admin", tenant=None, exp=int(time.time()) + 2)
+            old = feed.metadata(sub="ann", role="admin", tenant=None, exp=int(time.time()) + 60)
             call = feed.subscribe(old, start_lsn="oldest")
             assert await read(call, 3) == [1, 2, 3]
             await feed.ack(lsn(3), feed.metadata(sub="ann", role="admin", tenant=None))
-            await asyncio.sleep(2.5)
+            advance_clock(monkeypatch, 60)
+            await asyncio.sleep(3 * service_module.CHECK_S)
             await feed.log.append(*entries(4, 5))
             assert await read(call, 1) == [4]
 
-    async def test_another_ones_does_not(self, tmp_path: Path) -> None:
+    async def test_another_ones_does_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         async with served(tmp_path, await memory(3), auth=auth(tmp_path, clock_skew_s=0)) as feed:
-            old = feed.metadata(sub="ann", role="admin", tenant=None, exp=int(time.time()) + 2)
+            old = feed.metadata(sub="ann", role="admin", tenant=None, exp=int(time.time()) + 60)
             call = feed.subscribe(old, start_lsn="oldest")
             assert await read(call, 3) == [1, 2, 3]
             await feed.ack(lsn(3), feed.metadata(sub="bob", role="admin", tenant=None), subscriber_id="ann")
+            advance_clock(monkeypatch, 60)
             _, error = await ended(call)
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from feed.memory import until
 from integration.clients import admin_of, configure_topic, create_topic
 from integration.support import MakeNode, rounds, seeded
 from integration.written_log import (
@@ -120,7 +121,7 @@ async def test_everybody_sees_one_order_while_the_node_is_killed(make_node: Make
         late = {"late": 2}
         make_topic(node.address, "late", 2)
         writers.topics |= late
-        await asyncio.sleep(4)
+        await until(lambda: any(topic == "late" for topic, _, _ in places_of(first.frames[-100:])), 30)
         await writers.stop()
         wanted = await asyncio.to_thread(everything, node.address, topics | late)
         reference = await log.subscribe(0)

@@ -238,7 +238,7 @@ def test_a_member_that_is_killed_is_replaced(node: NodeProcess, topic: str, grou
     script = (
         "import confluent_kafka, sys\n"
         f"c = confluent_kafka.Consumer({{'bootstrap.servers': '{node.address}', 'group.id': '{group}',"
-        " 'session.timeout.ms': 2000, 'heartbeat.interval.ms': 300})\n"
+        " 'session.timeout.ms': 1000, 'heartbeat.interval.ms': 300})\n"
         f"c.subscribe(['{topic}'])\n"
         "while True: c.poll(0.1)\n"
     )
