@@ -4,6 +4,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from log.power import PowerRig, after_every_crash
 from log.rig import Rig
 from walstream.errors import CorruptBatch, PartitionOffline
 from walstream.log import times, truncation
@@ -151,6 +152,44 @@ def test_a_small_map_compacts_in_rounds(tmp_path):
     assert reached == sorted(reached)
     assert reached[-1] > 250
     assert table(partition)[0] == expected
+
+
+def test_a_power_cut_in_a_round_below_a_segment_that_only_the_journal_covers_loses_nothing():
+    """It lies in the middle: segments before it are compacted, those after it were synced by themselves."""
+
+    def prepare(disk):
+        rig = PowerRig(disk, replicated=False)
+        partition = rig.topic(cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+
+        def write(number):
+            rig.write(partition, f"{number:060d}", keys=[f"k{number % 3}"])
+
+        for number in range(12):
+            write(number)
+        rig.settle()
+        for number in range(12, 30):
+            write(number)
+        is_synced = [segment.synced_size == segment.size for segment in partition.segments]
+        middle = is_synced.index(False)
+        assert is_synced[-1]
+        assert 0 < partition.segments[middle].base_offset < partition.segments[-1].base_offset
+        prepare.expected, prepare.end = table(partition)[0], partition.log_end
+
+        def compact():
+            rig.store.save_checkpoint(lambda error: None)
+            rig.store.compact()
+            prepare.cleaned = partition.cleaned_until
+            settle(rig)
+            assert partition.cleaned_until > prepare.cleaned
+
+        return compact
+
+    prepare.cleaned = 0
+    for disk, _ in after_every_crash(prepare, range(2)):
+        partition = PowerRig(disk, replicated=False).store.partition("t", 0)
+        assert partition.damaged == []
+        assert (table(partition)[0], partition.log_end) == (prepare.expected, prepare.end)
+    assert prepare.cleaned > 0
 
 
 def test_damage_stops_a_round_and_changes_nothing(rig):
