@@ -52,8 +52,7 @@ class LogConfig(Section):
     """A segment is sealed and a new one begun when it would grow beyond this (`segment.bytes`)."""
 
     segment_ms: int = Field(default=7 * DAY_MS, ge=1)
-    """A segment is sealed when a batch has a timestamp this much later than the first one in it, so that retention can
-    remove it (`segment.ms`)."""
+    """A segment is sealed by a batch whose timestamp is more than this after the first one in it (`segment.ms`)."""
 
     retention_ms: int = Field(default=7 * DAY_MS, ge=-1)
     """Sealed segments are removed when their newest record is this old; -1: never (`retention.ms`)."""
