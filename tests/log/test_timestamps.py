@@ -94,7 +94,7 @@ def test_a_follower_takes_what_its_leader_has_accepted() -> None:
     leader.driver.flush()
     follower = other.topic()
     other.follow(follower, 1)
-    follower.append_replicated(source.read_replica_blocking(0, 1_000).buffers, offset=0, now_ms=NOW)
+    follower.append_replicated(source.read_replica_blocking(0, 1_000).buffers, offset=0)
     assert follower.log_end == 1
 
 
