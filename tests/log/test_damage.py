@@ -300,7 +300,7 @@ def test_an_older_snapshot_of_producers_serves_where_one_cannot_be_read(tmp_path
     for number in range(30):
         data = batch("x" * 100, producer_id=7, producer_epoch=0, base_sequence=number)
         stamp(data, number, 1)
-        partition.append_replicated([memoryview(data)], offset=number, now_ms=rig.now_ms)
+        partition.append_replicated([memoryview(data)], offset=number)
         rig.driver.flush()
     number = partition.segments[-1].base_offset
     rig.disk.faults["read", f"{number:020d}.producers"] = errno.EIO

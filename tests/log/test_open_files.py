@@ -280,14 +280,14 @@ def test_files_are_counted_by_several_threads(tmp_path):
 
 @pytest.mark.parametrize("replicated", [False, True])
 def test_an_append_that_cannot_load_the_index_is_refused_and_the_next_succeeds(tmp_path, replicated):
-    """After a clean start the first append reads the index of the last segment. It must not fail otherwise: what is
-    not known to be the log's error takes a replica out of service."""
+    """An index that the start could not read is read by the first append. It must not fail otherwise: what is not known
+    to be the log's error takes a replica out of service."""
 
     def receive(partition, text):
         data = batch(text)
         stamp(data, partition.log_end, 1)
         if replicated:
-            partition.append_replicated([memoryview(data)], offset=partition.log_end, now_ms=rig.now_ms)
+            partition.append_replicated([memoryview(data)], offset=partition.log_end)
         else:
             partition.append(memoryview(batch(text)), now_ms=rig.now_ms)
         rig.driver.flush()
@@ -299,13 +299,14 @@ def test_an_append_that_cannot_load_the_index_is_refused_and_the_next_succeeds(t
         if replicated:
             partition.become_follower(1, lambda error: None)
         if text == "refused":
-            rig.disk.faults["read", ".index"] = errno.EMFILE
             with pytest.raises(PartitionOffline):
                 receive(partition, text)
             rig.disk.faults.clear()
         else:
             receive(partition, text)
+            rig.disk.faults["read", ".index"] = errno.EMFILE
             rig = rig.again(clean=True, replicated=replicated)
+    rig.disk.faults.clear()
     partition = rig.store.partition("t", 0)
     partition.advance_high_watermark(2)
     assert values(partition) == ["before", "after"]
