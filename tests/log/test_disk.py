@@ -3,14 +3,18 @@
 The other tests of power cuts run over a simulated disk, and would pass if the adapter never called fsync.
 """
 
+import errno
+import os
+
 import pytest
 
 from log.platter import Platter
 from log.rig import Rig, batch, values
 from log.test_cleaner import table
 from walstream.cluster.local import NewTopic
+from walstream.errors import OutOfFiles
 from walstream.log.batch import stamp
-from walstream.log.disk import OsDisk
+from walstream.log.disk import DirectoryLock, OsDisk
 from walstream.log.settings import TopicSettings
 
 OPTIONS = {"journal_bytes_max": 4096, "journal_prepared_bytes": 2048}
@@ -189,3 +193,53 @@ def test_a_log_holds_what_it_promised_after_a_power_cut_at_any_system_call(root,
             reopened = again.store.partition("t", 0)
             assert (reopened.failure, reopened.damaged) == (None, [])
             assert values(reopened)[:count] == acknowledged[:count]
+
+
+class OnceFailing(OsDisk):
+    """Fails the next sync of a folder."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.is_due = name, False
+
+    def sync_directory(self, path):
+        if self.is_due and path.name == self.name:
+            self.is_due = False
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        super().sync_directory(path)
+
+
+def test_a_folder_whose_name_could_not_be_synced_is_durable_before_its_records_are(root, cuts):
+    rig = Rig(root, OnceFailing("topics"), SMALL, **OPTIONS)
+    partition = rig.topic()
+    rig.disk.is_due = True
+    rig.write(partition, "refused")
+    assert isinstance(partition.write_error, OutOfFiles)
+    rig.store.tick()
+    rig.driver.flush()
+    rig.write(partition, "acknowledged" * 10_000)
+    settle(rig)
+    assert_holds(cuts(), "t", values(partition))
+
+
+def test_a_folder_of_a_killed_process_is_durable_before_its_records_are(root, cuts):
+    partition = opened(root).topic()
+    partition.folder.mkdir(parents=True)
+    rig = opened(root)
+    partition = rig.store.partition("t", 0)
+    rig.write(partition, "acknowledged" * 10_000)
+    assert_holds(cuts(), "t", values(partition))
+
+
+def test_the_data_directory_is_durable(tmp_path, monkeypatch):
+    parent, left = tmp_path / "parent", tmp_path / "left"
+    parent.mkdir()
+    platter = Platter(parent, monkeypatch)
+    OsDisk().sync_directory(parent)
+    lock = DirectoryLock(parent / "walstream" / "data")
+    rig = opened(parent / "walstream" / "data")
+    rig.write(rig.topic(), "acknowledged")
+    platter.cut(left, keeps_names=False)
+    platter.close()
+    lock.release()
+    assert_holds(left / "walstream" / "data", "t", ["acknowledged"])

@@ -359,7 +359,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         path = directory / "LOCK"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            OsDisk().make_directory(directory)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             if error.errno in OUT_OF_FILES:

@@ -30,6 +30,13 @@ def partition_name(folder: Path) -> str:
     return f"{folder.parent.name.partition('@')[0]}-{folder.name}"
 
 
+def make_folder(disk: Disk, folder: Path) -> None:
+    """Create a partition's folder durably, also where an earlier attempt ended before its names were synced."""
+    disk.make_directory(folder)
+    disk.sync_directory(folder.parent)
+    disk.sync_directory(folder.parent.parent)
+
+
 def rename_old_folders(disk: Disk, folder: Path, topics: Mapping[str, Topic]) -> None:
     """Give folders of the form `<topic>` the name they have now, durably. Repeatable at any point of a crash.
 

@@ -31,6 +31,7 @@ from walstream.log import batch as batches
 from walstream.log import producer_snapshots
 from walstream.log.batch import NO_TIMESTAMP, BatchHeader, Buffer
 from walstream.log.compaction import check_keys
+from walstream.log.folders import make_folder
 from walstream.log.group_commit import Write
 from walstream.log.index import Index
 from walstream.log.journal import PartitionKey
@@ -78,6 +79,8 @@ class PartitionLog(KeptLog):
         self.leader_epoch = recovered.leader_epoch if epoch is None else epoch
         self.led_epoch = recovered.led_epoch
         self._role_changes = 0
+        self._has_folder = False
+        """Whether the folder is known to be durable."""
         self.adopt(recovered)
 
     # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -359,7 +362,9 @@ class PartitionLog(KeptLog):
 
     def prepare(self) -> None:
         """Create the folder before the first write. Called on the flush thread."""
-        self._shared.disk.make_directory(self.folder)
+        if not self._has_folder:
+            make_folder(self._shared.disk, self.folder)
+            self._has_folder = True
 
     # ── what group commit reports ────────────────────────────────────────────────────────────────────────────────
 

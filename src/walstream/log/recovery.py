@@ -30,7 +30,7 @@ from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.disk import Disk
 from walstream.log.epochs import EpochMap
 from walstream.log.finding import pieces, place_around_damage
-from walstream.log.folders import partition_name
+from walstream.log.folders import make_folder, partition_name
 from walstream.log.index import Index
 from walstream.log.journal import Redo
 from walstream.log.producers import ProducerStates
@@ -283,7 +283,7 @@ def _note_missing(found: Recovered, known: PartitionCheckpoint, missing: Sequenc
 def _continue_at(disk: Disk, folder: Path, found: Recovered, end: int, open_files: OpenFiles) -> None:
     """Continue a log, whose end is lost for good, in a new segment at its durable end."""
     found.damaged = sorted([*found.damaged, (found.log_end, end)])
-    disk.make_directory(folder)
+    make_folder(disk, folder)
     segment = Segment(disk, folder, end, open_files)
     segment.index = Index()
     found.segments.append(segment)
@@ -318,7 +318,7 @@ def _open_segments(
             "Restore the folder from a copy; to go on without these records, delete the topic and create it again.",
         )
     if missing:
-        disk.make_directory(folder)
+        make_folder(disk, folder)
         for base in missing:
             disk.open(folder / f"{base:020d}.log", create=True)
         disk.sync_directory(folder)

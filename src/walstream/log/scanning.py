@@ -31,6 +31,7 @@ from walstream.log.checkpoint import PartitionCheckpoint
 from walstream.log.continuity import Rule, continuing_run
 from walstream.log.disk import Disk, read_hint
 from walstream.log.finding import SCAN_BYTES
+from walstream.log.folders import make_folder
 from walstream.log.index import Index
 from walstream.log.journal import Redo
 from walstream.log.salvage import has_not_come, next_batch, sound_at
@@ -249,7 +250,7 @@ class Scan:
         changed: dict[int, Segment] = {}
         while (base := self._next_redo(OFFSET_MAX, after_loss=self.is_only_copy)) is not None:
             if not changed:
-                self.disk.make_directory(self.folder)
+                make_folder(self.disk, self.folder)
             batch = self._redone(base)
             header: BatchHeader = parse_header(batch)
             segment = found.segments[-1]
