@@ -12,7 +12,7 @@ from log.platter import Platter
 from log.rig import Rig, batch, values
 from log.test_cleaner import table
 from walstream.cluster.local import NewTopic
-from walstream.errors import OutOfFiles
+from walstream.errors import DirectoryUnusable, OutOfFiles
 from walstream.log.batch import stamp
 from walstream.log.disk import DirectoryLock, OsDisk
 from walstream.log.settings import TopicSettings
@@ -243,3 +243,14 @@ def test_the_data_directory_is_durable(tmp_path, monkeypatch):
     platter.close()
     lock.release()
     assert_holds(left / "walstream" / "data", "t", ["acknowledged"])
+
+
+def test_topics_that_could_not_be_deleted_are_there_after_the_next_start(root):
+    """The new catalogue may have got its name before the error: a start that finds it removes the topic's records."""
+    rig = Rig(root, OnceFailing(root.name))
+    partition = rig.topic()
+    rig.disk.is_due = True
+    with pytest.raises(DirectoryUnusable):
+        rig.store.delete_topics(["t"])
+    rig.write(partition, "acknowledged")
+    assert values(rig.again().store.partition("t", 0)) == ["acknowledged"]

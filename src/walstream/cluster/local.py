@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -279,7 +280,15 @@ class Catalogue:
     def _save(self, topics: dict[str, Topic], version: int | None = None, joined: frozenset[int] | None = None) -> None:
         version = self.version + 1 if version is None else version
         joined = self.joined if joined is None else joined
-        self._write("topics.json", _Topics(list(topics.values()), version, sorted(joined)))
+        before = _Topics(list(self.topics.values()), self.version, sorted(self.joined))
+        try:
+            self._write("topics.json", _Topics(list(topics.values()), version, sorted(joined)))
+        except DirectoryUnusable:
+            # Perhaps the file was replaced, and only its name not synced: the next start would go by it, and remove
+            # topics of which the client was told that they are still there.
+            with suppress(DirectoryUnusable):
+                self._write("topics.json", before)
+            raise
         self.version = version
         self.joined = joined
         self.topics = topics
