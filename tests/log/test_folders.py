@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from log.power import FOLDER, PowerRig, after_every_crash
 from log.rig import FaultyDisk, LateDriver, Rig, values
 from walstream.cluster.local import Topic
-from walstream.errors import DirectoryUnusable
+from walstream.errors import CorruptLog, DirectoryUnusable
 from walstream.log.folders import partition_name, rename_old_folders, topic_folder
 from walstream.sim.disk import SimDisk
 
@@ -195,3 +195,34 @@ def test_the_longest_name_fits_and_errors_name_the_partition(tmp_path):
     assert values(rig.again().store.partition("n" * 249, 0)) == ["x"]
     assert partition_name(rig.topic("a.b-c").folder) == "a.b-c-0"
     assert partition_name(tmp_path / "topics" / "earlier" / "3") == "earlier-3"
+
+
+def test_a_start_without_the_catalogue_removes_no_records(tmp_path):
+    rig = Rig(tmp_path)
+    filled(rig)
+    expected = values(rig.store.partition("t", 0))
+    rig.store.close()
+    rig.store.mark_clean()
+    (tmp_path / "topics.json").rename(tmp_path / "kept")
+    with pytest.raises(CorruptLog):
+        Rig(tmp_path)
+    (tmp_path / "kept").rename(tmp_path / "topics.json")
+    assert values(Rig(tmp_path).store.partition("t", 0)) == expected
+
+
+def test_a_folder_that_cannot_be_removed_keeps_no_node_from_starting(tmp_path):
+    class Disk(FaultyDisk):
+        def remove(self, path):
+            self.check("remove", path)
+            super().remove(path)
+
+    rig = Rig(tmp_path, Disk())
+    filled(rig)
+    left = tmp_path / "trash" / "left"
+    left.mkdir()
+    rig.disk.faults["remove", "trash"] = errno.EIO
+    rig = rig.again()
+    assert values(rig.store.partition("t", 0))
+    rig.disk.faults.clear()
+    rig.again()
+    assert not left.exists()

@@ -118,6 +118,11 @@ class Catalogue:
         disk.make_directory(folder)
         self.is_new = disk.read(folder / "meta.json") is None
         """Whether the folder was empty at this start: the disk is new, or somebody has wiped it."""
+        if disk.read(folder / "topics.json") is None and disk.list(folder / "topics"):
+            raise CorruptLog(
+                f"{folder / 'topics.json'} is missing, and {folder / 'topics'} holds records.",
+                "Restore it from a copy. Without it the records belong to no topic, and would be removed.",
+            )
         meta = self._load_meta(node_id, founds_cluster=founds_cluster)
         self.cluster_id = meta.cluster_id
         self.node_id = meta.node_id

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import UUID
 
+from walstream import logs
 from walstream.cluster.local import Topic
 from walstream.log.disk import Disk
 from walstream.log.folders import topic_folder
+
+log = logs.get(__name__)
 
 
 class Trash:
@@ -27,11 +30,14 @@ class Trash:
     def discard_strangers(self, topics: Mapping[str, Topic]) -> None:
         """Remove the folders of deleted topics, and everything that an earlier process had moved aside."""
         known = {topic_folder(topic) for topic in topics.values()}
-        for name in self._disk.list(self._topics):
-            if name not in known:
-                self.put(name)
-        for name in self._disk.list(self._trash):
-            self._disk.remove(self._trash / name)
+        try:
+            for name in self._disk.list(self._topics):
+                if name not in known:
+                    self.put(name)
+            for name in self._disk.list(self._trash):
+                self._disk.remove(self._trash / name)
+        except OSError as error:
+            log.warning("folders of deleted topics kept until the next start", error=str(error))
 
     def put(self, name: str) -> Path:
         """Move the topic folder of this name aside and return its new path."""
