@@ -9,6 +9,7 @@ import pytest
 
 from log.rig import FaultyDisk, Rig, batch, values
 from walstream.errors import CorruptLog, DiskFull, PartitionOffline, SyncFailed, WalstreamError
+from walstream.log import scrub
 from walstream.log.batch import HEADER_BYTES, stamp, walk
 from walstream.log.records import iter_records
 
@@ -244,6 +245,27 @@ def test_damage_that_compaction_meets_stops_it_there_and_nowhere_else(rig):
     assert damaged.damaged == [(segment.base_offset, segment.base_offset + 1)]
     assert 0 < damaged.gaps_below <= segment.base_offset
     assert other.gaps_below > 0
+
+
+def test_the_search_for_damage_ends_when_the_round_is_given_up(rig, monkeypatch):
+    """Otherwise a node that stops would read a whole partition first."""
+    partition = rig.topic(cleanup_policy="compact", segment_bytes="1048576", min_cleanable_dirty_ratio="0")
+    for number in range(6):
+        rig.write(partition, f"{number}" * 600_000, keys=["k"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    flip(partition.segments[-2].path, HEADER_BYTES, 0x01)
+    places = []
+
+    def check(partitions, place, bytes_max):
+        places.append(place)
+        rig.store._rounds.stop()
+        return real(partitions, place, bytes_max)
+
+    real = scrub.check
+    monkeypatch.setattr(scrub, "check", check)
+    rig.store.compact()
+    assert len(places) == 1
 
 
 @pytest.mark.parametrize("hold", ["-1", "0"])

@@ -162,10 +162,16 @@ class Cleaner:
         try:
             self._write_successors(work)
         except CorruptLog:
-            # Reads find out where it is, and note it: the next round ends before it.
-            size = sum(segment.size for segment in work.segments)
-            scrub.check([work.partition], scrub.Place(work.partition.key, work.partition.log_start), size)
+            self._note_damage(work)
             raise
+
+    def _note_damage(self, work: Round) -> None:
+        """Read the segments, because reads find out where damage is and note it: the next round ends before it."""
+        left = sum(segment.size for segment in work.segments)
+        place: scrub.Place | None = scrub.Place(work.partition.key, work.partition.log_start)
+        while place is not None and left > 0 and not work.is_given_up:
+            place, size = scrub.check([work.partition], place, scrub.READ_BYTES)
+            left -= size
 
     def _write_successors(self, work: Round) -> None:
         offsets = OffsetMap(work.cleaned_until, self._keys_max)
