@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,49 @@ async def test_a_certificate_of_another_authority_is_refused(
     shown = own | {host: stranger.peer(host, f"IP:{host}")}
     async with running_pair(tmp_path, authority, shown) as (leader, follower):
         await refused(leader, follower, reason)
+
+
+def highest_descriptor() -> int:
+    return max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_listener_without_files_rests_and_then_accepts(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that cannot be accepted keeps the socket readable: the loop would call for it without end."""
+    port, calls = free_port(), 0
+    accept = Peers._accept
+
+    def counted(peers: Peers) -> None:
+        nonlocal calls
+        calls += 1
+        accept(peers)
+
+    monkeypatch.setattr(Peers, "_accept", counted)
+    monkeypatch.setattr("walstream.node.peers.ACCEPT_RETRY_S", 0.2)
+    nodes = [
+        {"id": 1, "kafka": f"{FOLLOWER}:9092", "replication": f"{FOLLOWER}:{free_port()}"},
+        {"id": 2, "kafka": f"{LEADER}:9092", "replication": f"{LEADER}:{port}"},
+    ]
+    async with running_node(
+        tmp_path, node__node_id=2, replication__nodes=json.dumps(nodes), replication__listen=f"{LEADER}:{port}",
+        replication__allow_insecure=True,
+    ) as node:  # fmt: skip
+        assert node.replicas is not None
+        with socket.socket() as stranger, ExitStack() as files:
+            stranger.setblocking(False)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest_descriptor() + 8, limits[1]))
+            try:
+                with suppress(OSError):
+                    while True:
+                        files.callback(os.close, os.dup(stranger.fileno()))
+                with suppress(BlockingIOError):
+                    stranger.connect((LEADER, port))
+                await until(lambda: calls, "the loop notices the connection")
+                await asyncio.sleep(0.1)
+                assert calls == 1
+                files.close()
+                await until(lambda: node.replicas and node.replicas.links._all, "the connection is accepted")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -55,6 +55,8 @@ INCOMING_MAX = 64
 """Connections of leaders, and of strangers that have not shaken hands yet."""
 FIRST_DELAY_MS = 100
 BACKLOG = 64
+ACCEPT_RETRY_S = 1.0
+"""Until the next attempt when no more files can be opened, as in asyncio's own servers."""
 
 
 class Host(Protocol):
@@ -123,13 +125,22 @@ class Peers:
             ) from error
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._watch_listener()
+
+    def _watch_listener(self) -> None:
+        if self._listener is not None:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         assert self._listener is not None
         try:
             connected, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                # The connection remains in the queue, and the loop would do nothing but come here.
+                log.warning("links not accepted", error=error.strerror, retry_s=ACCEPT_RETRY_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(ACCEPT_RETRY_S, self._watch_listener)
             return
         link = self._make_incoming()
         if link is None:
