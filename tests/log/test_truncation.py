@@ -12,7 +12,7 @@ from log.rig import FaultyDisk, Rig, batch, outcome
 from walstream.errors import DiskFull, NotLeader, PartitionOffline
 from walstream.log.batch import stamp, walk
 from walstream.log.settings import TopicSettings
-from walstream.log.truncation import ANNOUNCEMENT
+from walstream.log.truncation import ANNOUNCEMENT, announce, plan
 from walstream.sim.disk import SimDisk
 
 PRODUCER = {"producer_id": 7, "producer_epoch": 0}
@@ -54,6 +54,25 @@ def test_everything_from_the_offset_on_is_gone(rig: PowerRig, to: int) -> None:
         assert contents(log) == before[:to]
         assert log.epochs.to_list() == epochs
     assert ANNOUNCEMENT not in rig.disk.list(partition.folder)
+
+
+def test_what_a_start_has_truncated_does_not_come_back_from_a_journal_that_is_kept(tmp_path) -> None:
+    """The power went between the announcement and the FORGET, and then another partition could not be opened."""
+    rig = Rig(tmp_path, replicated=True)
+    partition, other = rig.topic(), rig.topic("other")
+    for log in (partition, other):
+        log.become_leader(1, lambda error: None)
+        for value in ("a", "b"):
+            rig.write(log, value)
+    announce(rig.disk, partition.folder, plan(partition.segments, 1, partition.gaps_below))
+    rig.disk.faults["write", "/other@"] = errno.EIO
+    rig = rig.again(replicated=True)
+    assert rig.store.partition("other", 0).failure is not None
+    assert rig.store.partition("t", 0).log_end == 1
+    rig.disk.faults.clear()
+    rig = rig.again(replicated=True)
+    assert rig.store.partition("other", 0).log_end == 2
+    assert rig.store.partition("t", 0).log_end == 1
 
 
 @pytest.mark.parametrize("position", [2, 4, 10, 24])
