@@ -139,6 +139,10 @@ class OffsetsLog:
         """Return whether the group has offsets, or some that are not committed yet."""
         return group_id in self.table or any(key[0] == group_id for key in self._in_flight)
 
+    def is_in_flight(self, key: Key) -> bool:
+        """Return whether a change of this offset is appended and not committed yet."""
+        return key in self._in_flight
+
     def keys(self, *, group_id: str | None = None, topics: Iterable[str] | None = None) -> set[Key]:
         """Return the keys of a group or of some topics, with those that are not committed yet."""
         wanted = None if topics is None else set(topics)

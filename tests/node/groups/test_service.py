@@ -155,6 +155,21 @@ async def test_offsets_of_an_abandoned_group_lapse(tmp_path: Path, monkeypatch: 
         assert groups.states() == {}, "nothing is left of the group"
 
 
+async def test_an_offset_does_not_lapse_while_it_is_committed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion would be written behind the commit, and delete it although its client was told that it is kept."""
+    async with running_node(tmp_path) as node:
+        groups = node.groups
+        _create(node, "t")
+        now_ms = node.now_ms()
+        await groups.commit("g", {("t", 0): _at(1, now_ms), ("t", 1): _at(1, now_ms)})
+        monkeypatch.setattr(node.store, "now_ms", lambda: now_ms + 8 * DAY_MS)
+        monkeypatch.setattr(groups, "_clock_ms", lambda: int(time.monotonic() * 1000) + 8 * DAY_MS)
+        await asyncio.gather(groups.commit("g", {("t", 0): _at(2, node.store.now_ms())}), groups.upkeep())
+        assert {where: committed.offset for where, committed in groups.committed("g").items()} == {("t", 0): 2}
+
+
 async def test_a_clock_set_forward_lapses_no_offsets_of_a_group_that_has_just_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

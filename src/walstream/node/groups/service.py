@@ -311,7 +311,7 @@ class GroupService:
             for group_id in self.table
             if self._empty_ms(group_id) >= retention_ms
             for (topic, index), committed in self.table.of(group_id).items()
-            if committed.commit_ms <= lapsed_ms
+            if committed.commit_ms <= lapsed_ms and not self.offsets.is_in_flight((group_id, topic, index))
         ]
 
     def _empty_ms(self, group_id: str) -> int:
