@@ -21,6 +21,20 @@ OPTIONS = {"journal_bytes_max": 4096, "journal_prepared_bytes": 2048}
 SMALL = TopicSettings(segment_bytes=600)
 
 
+def test_hints_take_no_space_from_what_a_full_disk_needs(tmp_path):
+    disk, hint = OsDisk(reserve=tmp_path / "reserve"), tmp_path / "hint"
+    assert disk.keep_reserve(1 << 20)
+    disk.write(hint, b"first", durable=False)
+    disk.spend_reserve()
+    with pytest.raises(OSError, match="No space left"):
+        disk.write(hint, b"second", durable=False)
+    disk.write(tmp_path / "checkpoint", b"needed", durable=True)
+    assert disk.list(tmp_path) == ["checkpoint", "hint"]
+    assert disk.read(hint) == b"first"
+    assert disk.keep_reserve(1 << 20)
+    disk.write(hint, b"third", durable=False)
+
+
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "data"

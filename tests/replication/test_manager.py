@@ -20,6 +20,7 @@ from walstream.replication.messages import (
     Refused,
     ReplicaFlag,
     Reset,
+    Rewind,
     State,
     Watermark,
     Why,
@@ -295,6 +296,26 @@ def test_replica_that_lost_bytes_is_not_healed_before_the_cluster_knows_of_it() 
     manager.handle(ev.MetadataChanged(state), NOW)
     assert "Healed" in kinds(from_leader(manager, 2, watermark))
     assert not manager.facts.is_unclean
+
+
+def test_damage_that_was_truncated_is_reported_no_more() -> None:
+    manager, log = following()
+    data = tuple(b"%d:5:x" % offset for offset in range(3))
+    append = only(fx.Append, from_leader(manager, 2, Data(KEY, 5, 1, 0, 3, 0, 3, data)))
+    log.append_replicated(append.batches)
+    log.flush()
+    manager.handle(ev.Durable(), NOW)
+    log.damaged = [2]
+    effects = manager.handle(ev.DamageFound(log.damaged_ranges()), NOW)
+    flags = [one.message.flags for one in effects if isinstance(one, fx.Send) and isinstance(one.message, Progress)]
+    assert flags == [ReplicaFlag.DAMAGED]
+    truncate = only(fx.Truncate, from_leader(manager, 2, Rewind(KEY, 5, 1, 2)))
+    log.truncate(2)
+    effects = manager.handle(ev.Truncated(truncate.token), NOW)
+    assert only(fx.SetDamaged, effects).damaged == ()
+    state = only(fx.Send, effects).message
+    assert isinstance(state, State)
+    assert (state.log_end, state.flags) == (2, ReplicaFlag.NONE)
 
 
 def test_leader_elected_while_its_log_is_emptied_begins_at_the_new_log_start() -> None:
