@@ -43,6 +43,7 @@ from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
 from walstream.replication.effects import Report, SetHighWatermark
 from walstream.replication.events import MetadataChanged
+from walstream.replication.wire.frames import VERSION
 from walstream.replication.wire.version_1_push import PushPlan
 
 NONE, NOT_LEADER, TIMED_OUT, NOT_COORDINATOR, NOT_ENOUGH, NOT_CONTROLLER = 0, 6, 7, 16, 19, 41
@@ -447,6 +448,24 @@ async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, conne
 def saved(node: Node) -> set[str]:
     """The partitions whose records a node has on its disk."""
     return set(json.loads((Path(node.config.node.data) / "replication.json").read_bytes())["partitions"])
+
+
+async def test_the_end_of_a_link_that_was_replaced_leaves_the_newer_one(tmp_path: Path, connect: Connect) -> None:
+    """Two dials at once leave one link, on which both sides go on although the other one is closed after it is up."""
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[0].replicas is not None
+        assert nodes[1].replicas is not None
+        peers, others = nodes[0].replicas.links, nodes[1].replicas.links
+        first, accepted = peers.outgoing[2], others.incoming[1]
+        dialled = asyncio.create_task(peers._run(nodes[0].replicas.config.nodes[1], VERSION))
+        await until(lambda: first not in peers._all and accepted not in others._all, "the older link is closed")
+        await asyncio.wait_for(dialled, 10)  # The node dials again, in the place of the link that it has lost.
+        await until(lambda: peers.outgoing.get(2) in peers._all, "the leader has a link")
+        await until(lambda: others.incoming.get(1) in others._all, "the follower has a link")
+        assert (await produce(client, b"a", acks=-1))[0] == NONE
+        await until(lambda: in_sync(nodes[0], "t") == [1, 2, 3], "all replicas are in sync")
 
 
 async def test_a_follower_is_dialled_whatever_has_failed(
