@@ -36,7 +36,7 @@ def get(name: str) -> FilteringBoundLogger:
 
 def set_up(level: LogLevel = "info", style: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (stderr), at this level and in this style."""
-    stream = cast(TextIO, _Unfailing(stream))
+    stream = cast(TextIO, Unfailing(stream))
     if style == "auto":
         style = "console" if stream.isatty() else "json"
     shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.processors.add_log_level]
@@ -60,7 +60,7 @@ def set_up(level: LogLevel = "info", style: LogFormat = "auto", stream: TextIO |
     root.setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else logging.DEBUG)
 
 
-class _Unfailing:
+class Unfailing:
     """A stream (stderr, whatever that is when a line is written) whose failures stay in it.
 
     The terminal behind stderr may be closed, or its pipe full of nobody: then lines are lost, not what logged them.
@@ -72,6 +72,15 @@ class _Unfailing:
     def isatty(self) -> bool:
         """Say whether people read it."""
         return (self._stream or sys.stderr).isatty()
+
+    def fileno(self) -> int:
+        """Return the descriptor, from which the size of the terminal is read."""
+        return (self._stream or sys.stderr).fileno()
+
+    @property
+    def encoding(self) -> str:
+        """The encoding, by which lines are drawn or written in ASCII."""
+        return (self._stream or sys.stderr).encoding
 
     def write(self, text: str) -> int:
         """Write if that is possible."""

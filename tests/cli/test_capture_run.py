@@ -147,6 +147,24 @@ def test_from_nothing_to_rows_and_a_graceful_end(world: World, capsys: pytest.Ca
     assert capture.wait(DEADLINE_S) == 0, world.printed
 
 
+def test_a_terminal_that_closes_drains(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGHUP comes twice, and nothing more can be drawn on the terminal."""
+    ours, theirs = pty.openpty()
+    capture = world.start(terminal=theirs)
+    os.close(theirs)
+    shown = b""
+    while b"snapshot over" not in shown:
+        shown += os.read(ours, 65536)
+    world.database.execute("insert into orders select g, 'bread' from generate_series(2, 500) g")
+    os.close(ours)
+    for _ in range(2):
+        capture.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+    assert capture.wait(DEADLINE_S) == 0
+    assert len(world.values()) == 500, "what was committed before is captured"
+    assert status(capsys)["state"] == "stopped"
+
+
 def test_status_for_people(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     capture = world.start()
     world.wait(lambda: status(capsys)["state"] == "running", "it runs")

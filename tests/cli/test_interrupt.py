@@ -28,6 +28,29 @@ def test_first_only_sets_the_flag_and_second_stops() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_closed_terminal_asks_once_however_often_it_says_so() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with Interrupt() as interrupt:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_ourselves()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_under_nohup_a_closed_terminal_means_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+            interrupt_ourselves()
+            assert interrupt.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_first_ends_a_wait_for_the_next_item() -> None:
     read, write = os.pipe()
     os.write(write, b"one\n")
@@ -70,6 +93,21 @@ def test_second_ends_a_call_that_hears_of_no_signal() -> None:
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 7
+        assert stdout.read() == b"last words\n"
+
+
+def test_a_closed_terminal_forces_nothing_and_a_signal_after_it_does() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    with process, process.stdout as stdout:
+        assert stdout.readline() == b"ready\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.4)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 7
         assert stdout.read() == b"last words\n"
 

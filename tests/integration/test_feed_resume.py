@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -151,6 +153,14 @@ def test_a_server_killed_under_a_stream(make_node: MakeNode, make_feed: MakeFeed
     wait_for(lambda: failed or len(seen) >= writing.count, "everything has come", 60)
     assert not failed
     check_complete(seen, writing.sent)
+
+
+def test_a_closed_terminal_stops_the_feed_as_sigterm_does(node: NodeProcess, make_feed: MakeFeed) -> None:
+    feed = make_feed(node)
+    for _ in range(2):  # The kernel and the shell send one each.
+        os.kill(feed.pid, signal.SIGHUP)
+    assert feed.wait(30) == 0
+    assert '"feed stopped"' in feed.log_text()
 
 
 def test_what_one_acknowledged_outlives_the_feed_and_the_node(make_node: MakeNode, make_feed: MakeFeed) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import pty
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 import urllib.request
 from pathlib import Path
@@ -13,6 +18,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+import walstream
 from walstream.node.process import NodeProcess
 from walstream.processes import HOST, free_port
 
@@ -74,6 +80,74 @@ def test_sigterm_drains_what_is_in_flight(make_node: MakeNode) -> None:
     found = [message.value() for message in read_messages(node.address, "drained")]
     assert set(delivered) <= set(found)
     assert found == [str(number).encode() for number in range(len(found))]
+
+
+def in_terminal(command: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a process in the foreground of a terminal of its own; return it and the other end of the terminal."""
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal
+        )
+    finally:
+        os.close(theirs)
+    return process, ours
+
+
+def read_until(ours: int, text: bytes) -> bytes:
+    """Read a terminal until it has shown a text."""
+    shown = b""
+    while text not in shown:
+        shown += os.read(ours, 65536)
+    return shown
+
+
+def command_of(data: Path) -> tuple[list[str], dict[str, str]]:
+    options = ["--listen", f"{HOST}:0", "--http-listen", "", "--data", str(data)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(walstream.__file__).parent.parent)}
+    return [sys.executable, "-m", "walstream.cli.main", "node", "start", *options], environment
+
+
+def is_clean(data: Path) -> bool:
+    return bool(json.loads((data / "checkpoint.json").read_text())["clean"])
+
+
+def test_a_terminal_that_closes_drains(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP and every write to the terminal fails; the shell sends another SIGHUP."""
+    process, ours = in_terminal(*command_of(tmp_path))
+    try:
+        read_until(ours, b"node ready")
+        assert not is_clean(tmp_path)
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+    assert is_clean(tmp_path)
+
+
+def test_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    command, environment = command_of(tmp_path / "data")
+    output = tmp_path / "nohup.log"
+    with output.open("wb") as file:
+        process = subprocess.Popen(["nohup", *command], env=environment, stdout=file, stderr=file, stdin=file)
+    try:
+        wait_for(lambda: b"node ready" in output.read_bytes(), "the node is ready")
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert is_clean(tmp_path / "data")
 
 
 def test_a_second_node_on_the_same_folder_is_refused(make_node: MakeNode) -> None:

@@ -117,6 +117,12 @@ class PipelineProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def hang_up(self) -> None:
+        """SIGHUP to the driver and its JVM, as a terminal that closes sends it, and again, as its shell does."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGHUP)
+        self._process.send_signal(signal.SIGHUP)
+
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return the exit code of a pipeline that is about to end."""
         assert self._process is not None

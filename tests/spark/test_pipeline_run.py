@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -51,7 +50,7 @@ def get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
-def test_it_runs_until_sigterm_and_says_how_far_it_is(make_captured: MakeCaptured, tmp_path: Path) -> None:
+def test_it_runs_until_its_terminal_closes_and_says_how_far_it_is(make_captured: MakeCaptured, tmp_path: Path) -> None:
     captured = make_captured(TABLES)
     captured.wait_for_snapshots("public.orders", "public.notes")
     port = free_port()
@@ -84,7 +83,7 @@ def test_it_runs_until_sigterm_and_says_how_far_it_is(make_captured: MakeCapture
         # While the source is busy: a batch is under way, and another one would begin right after it.
         with working(lambda number: write(captured, 1_000 + number)):
             wait_until(lambda: (last := cuts.last()) and last.rows > 1, "a busy source", timeout_s=180)
-            process.signal(signal.SIGTERM)
+            process.hang_up()
             assert process.wait() == 4, "a table has stopped, and needs somebody"
     said = process.log_text()
     assert "Traceback" not in said, process.log_tail()

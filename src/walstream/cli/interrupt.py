@@ -1,8 +1,8 @@
 """Ctrl-C: the first one drains, the second one stops.
 
-While the context is open, the first SIGINT or SIGTERM only sets `requested`: the command's loop sees it, finishes what
-it has begun and reports it. The second raises KeyboardInterrupt where the command stands; where it stands in a call
-that hears of no signal, `ForcedExit` ends the process.
+While the context is open, the first signal of `stopping` only sets `requested`: the command's loop sees it, finishes
+what it has begun and reports it. A SIGINT or SIGTERM after it raises KeyboardInterrupt where the command stands; where
+it stands in a call that hears of no signal, `ForcedExit` ends the process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
-T = TypeVar("T")
+from walstream.stopping import FORCING, stop_signals
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+T = TypeVar("T")
 
 PATIENCE_S: Final = 2.0
 
@@ -31,7 +31,7 @@ class Interrupt:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in _SIGNALS:
+        for number in stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -51,9 +51,11 @@ class Interrupt:
                 self._is_waiting = False
             yield item
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            if number in FORCING:
+                raise KeyboardInterrupt
+            return
         self.requested = True
         if self._is_waiting:
             # Python resumes an interrupted read by itself, so only an exception gets out of it.
@@ -96,7 +98,8 @@ class ForcedExit:
     def _watch(self) -> None:
         count = 0
         while received := self._ours.recv(64):
-            count += sum(number in _SIGNALS for number in received)
+            for number in received:
+                count += number in FORCING or (number == signal.SIGHUP and not count)
             if count >= 2 and not self._over.wait(self._patience_s):
                 self._last_words()
                 os._exit(self._code)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import threading
-from typing import Self, TextIO
+from typing import Self, TextIO, cast
 
 from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from walstream import logs
 from walstream.cli.output import console
 
 
@@ -22,7 +23,8 @@ class LiveStream(io.StringIO):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._console = console(stream)
+        # The terminal may be closed: then what is drawn is lost, not the work that it is drawn for.
+        self._console = console(cast(TextIO, logs.Unfailing(stream)))
         self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
         self._lock = threading.RLock()
         self._begun = ""

@@ -1,9 +1,9 @@
 """The node as a process: what it is made of, how it starts, what it does from time to time, and how it stops.
 
 `Node` puts the parts together and owns the connections. The order of a start: lock the folder, open and recover the
-log, read the committed offsets, listen, say so. The order of a stop, on SIGTERM or Ctrl-C: stop listening, finish what
-is in flight within `node.drain_timeout_ms`, flush, write the last checkpoint, let go of the folder. A second signal
-stops at once; so does a crash, and recovery is made for it.
+log, read the committed offsets, listen, say so. The order of a stop, on a signal of `stopping`: stop listening, finish
+what is in flight within `node.drain_timeout_ms`, flush, write the last checkpoint, let go of the folder. A second
+signal stops at once; so does a crash, and recovery is made for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from walstream.node.turns import Turns
 from walstream.ops.health import health
 from walstream.ops.http import HttpServer, Page, Pages, bound_port, json_page
 from walstream.ops.metrics import Exporter, Metrics
+from walstream.stopping import FORCING, stop_signals
 
 log = logs.get(__name__)
 
@@ -364,20 +365,20 @@ def run(config: Config) -> int:
 
 async def _main(config: Config) -> int:
     stopping = asyncio.Event()
-    _on_signals(stopping.set)
+    _on_signals(stop_signals(), stopping.set)
     node = Node(config)
     try:
         await node.start()
         garbage.settle()
         await stopping.wait()
     finally:
-        _on_signals(_stop_at_once)
+        _on_signals(FORCING, _stop_at_once)
         is_clean = await node.stop()
     return 0 if is_clean else 1
 
 
-def _on_signals(act: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+def _on_signals(numbers: Iterable[signal.Signals], act: Callable[[], None]) -> None:
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, act)
 
 

@@ -11,11 +11,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -100,13 +102,14 @@ def start(config: PipelineConfig, prefix: str) -> SparkSession:
     _prepare_workers(config.master)
     words: deque[str] = deque(maxlen=LAST_WORDS)
     try:
-        gateway = launch_gateway(
-            conf,
-            {  # type: ignore[no-untyped-call]
-                "stdout": subprocess.DEVNULL,
-                "stderr": subprocess.PIPE,
-            },
-        )
+        with _hangup_ignored():
+            gateway = launch_gateway(
+                conf,
+                {  # type: ignore[no-untyped-call]
+                    "stdout": subprocess.DEVNULL,
+                    "stderr": subprocess.PIPE,
+                },
+            )
         process: Any = gateway.proc
         threading.Thread(target=_listen, args=(process.stderr, words), name="walstream-spark", daemon=True).start()
         context = SparkContext(conf=conf, gateway=gateway)
@@ -119,6 +122,22 @@ def start(config: PipelineConfig, prefix: str) -> SparkSession:
     context.setLogLevel("WARN")
     log.info("spark started", master=context.master, version=context.version, ui=context.uiWebUrl)
     return SparkSession(context)
+
+
+@contextmanager
+def _hangup_ignored() -> Iterator[None]:
+    """Ignore SIGHUP, as a process started meanwhile does for good.
+
+    The kernel sends it to the JVM, too, when the terminal closes; the batch in progress still needs that one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 def stop(spark: SparkSession) -> None:

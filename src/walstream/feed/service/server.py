@@ -1,9 +1,9 @@
 """The feed as a process: what it is made of, how it starts, and how it stops.
 
 `Feed` puts the parts together. The order of a start: read the keys of tokens, find the log, read the acknowledgements,
-listen, say so. The order of a stop, on SIGTERM or Ctrl-C: every stream is told that the feed is stopping and where to
-resume, calls under way are finished, then the log is let go of. A second signal stops at once; nothing is lost by that,
-because subscribers resume where they were.
+listen, say so. The order of a stop, on a signal of `stopping`: every stream is told that the feed is stopping and where
+to resume, calls under way are finished, then the log is let go of. A second signal stops at once; nothing is lost by
+that, because subscribers resume where they were.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -37,6 +37,7 @@ from walstream.feed.service.watermarks import Watermarks
 from walstream.node.addresses import split_address
 from walstream.ops.feed import FeedExporter, health
 from walstream.ops.http import HttpServer, Page, json_page
+from walstream.stopping import FORCING, stop_signals
 
 log = logs.get(__name__)
 
@@ -163,20 +164,20 @@ def run(config: Config) -> int:
 
 async def _main(config: Config) -> int:
     stopping = asyncio.Event()
-    _on_signals(stopping.set)
+    _on_signals(stop_signals(), stopping.set)
     feed = Feed(config)
     try:
         await feed.start()
         garbage.settle()
         await stopping.wait()
     finally:
-        _on_signals(_stop_at_once)
+        _on_signals(FORCING, _stop_at_once)
         await feed.stop()
     return 0
 
 
-def _on_signals(act: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+def _on_signals(numbers: Iterable[signal.Signals], act: Callable[[], None]) -> None:
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, act)
 
 
