@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from walstream.cli.options import command
+from walstream.stopping import stop_signals
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,4 +28,12 @@ def demo(
     """
     from walstream.demo.story import run_demo
 
+    for number in stop_signals():
+        signal.signal(number, _interrupt)
     raise typer.Exit(run_demo(seconds))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """End as Ctrl-C does, with what the demonstration has started: those processes have sessions of their own."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # The kernel and the shell send one each; it must not end the end.
+    raise KeyboardInterrupt
