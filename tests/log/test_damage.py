@@ -610,6 +610,28 @@ def test_a_partition_that_cannot_be_opened_loses_nothing_by_it(tmp_path):
     assert values(again.store.partition("other", 0)) == ["a", "0", "1", "2"]
 
 
+def test_a_partition_that_could_not_be_opened_stays_unclean_until_it_is_healed(tmp_path):
+    """What is there when it opens again may be an older copy, and the checkpoint is from before its last records."""
+    disk = Unreadable()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition = rig.topic()
+    partition.become_leader(1, lambda error: None)
+    rig.write(partition, "a")
+    assert not partition.is_unclean
+    disk.refused = "/t@"
+    rig = rig.again(replicated=True)
+    assert rig.store.partition("t", 0).is_unclean
+    disk.refused = ""
+    for clean in (False, True, False):
+        rig = rig.again(clean=clean, replicated=True)
+        partition = rig.store.partition("t", 0)
+        assert partition.failure is None
+        assert partition.is_unclean
+    partition.is_unclean = False
+    rig = rig.again(clean=True, replicated=True)
+    assert not rig.store.partition("t", 0).is_unclean
+
+
 def lose_tail(partition):
     """Lose what was never synced: the end of the last segment."""
     segment = partition.segments[-1]
