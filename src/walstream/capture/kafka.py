@@ -57,6 +57,7 @@ _BY_CODE: Final[dict[int, type[WalstreamError]]] = {
     KafkaError.KAFKA_STORAGE_ERROR: errors.PartitionOffline,
 }
 
+_INVALID_TIMESTAMP: Final = KafkaError(KafkaError.INVALID_TIMESTAMP).str().removeprefix("Broker: ")
 _CLOCK_AHEAD: Final = (
     "The clock of PostgreSQL, or of this machine, is ahead of the log's by more than message.timestamp.after.max.ms of "
     "the topic. Fix the clock, or let the leader give the times: "
@@ -140,7 +141,8 @@ class LogAddress:
                 f"The log at {self.bootstrap} cannot be reached: {text.rstrip('.')}.",
                 "Start one with `walstream node start`, or set capture.bootstrap.",
             )
-        if code == KafkaError.INVALID_TIMESTAMP:
+        # A producer without gaps may report the refusal first as a fatal error, which has the cause in its text alone.
+        if code == KafkaError.INVALID_TIMESTAMP or _INVALID_TIMESTAMP in text:
             return errors.DeliveryFailed(sentence, _CLOCK_AHEAD)
         return _BY_CODE.get(code, errors.DeliveryFailed)(sentence)
 
