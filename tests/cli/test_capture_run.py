@@ -156,13 +156,18 @@ def test_a_terminal_that_closes_drains(world: World, capsys: pytest.CaptureFixtu
     while b"snapshot over" not in shown:
         shown += os.read(ours, 65536)
     world.database.execute("insert into orders select g, 'bread' from generate_series(2, 500) g")
+    world.wait(lambda: len(world.values()) == 500, "all rows are there")
     os.close(ours)
     for _ in range(2):
         capture.send_signal(signal.SIGHUP)
         time.sleep(0.1)
     assert capture.wait(DEADLINE_S) == 0
-    assert len(world.values()) == 500, "what was committed before is captured"
-    assert status(capsys)["state"] == "stopped"
+    found = status(capsys)
+    assert found["state"] == "stopped"
+    (confirmed,) = world.database.execute(
+        "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", [world.prefix]
+    )
+    assert found["rungs"][-1]["lsn"] == confirmed[0]
 
 
 def test_status_for_people(world: World, capsys: pytest.CaptureFixture[str]) -> None:
