@@ -15,7 +15,7 @@ from walstream.log.stamps import TAKEOVER_MS
 from walstream.node.api.offsets import RESOLVED_TIMESTAMP
 from walstream.node.process import NodeProcess
 
-from .bare import Bare, Listed, one_record
+from .bare import Bare, Listed, named, one_record
 from .clients import TIMEOUT_S, admin_of, configure_topic, create_topic, watermarks
 from .replicating import running
 from .support import MakeNode, wait_for
@@ -160,7 +160,7 @@ def test_in_a_cluster(make_node: MakeNode) -> None:
             if turn == 0:
                 cluster[2].kill()
                 cluster[2].start()
-                assert ask(2).error in (0, OFFSET_NOT_AVAILABLE, NOT_LEADER)
+                assert ask(2).error in (named(0), named(OFFSET_NOT_AVAILABLE), named(NOT_LEADER))
         promises.append(ask(2))
         with Bare(cluster[2].address) as connection:
             found = stamps(connection, "t")
