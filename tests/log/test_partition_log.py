@@ -139,6 +139,23 @@ def test_a_segment_keeps_its_age_over_a_restart(rig, clean):
     assert write(2002) == [0, 2, 4]
 
 
+def test_a_segment_keeps_its_age_over_a_full_disk(rig):
+    partition = rig.topic(segment_ms="60000")
+    rig.write(partition, "a")
+    rig.disk.faults["write", ".log"] = rig.disk.faults["write", ".journal"] = errno.ENOSPC
+    rig.append(partition, "refused")
+    rig.driver.flush()
+    assert isinstance(partition.write_error, DiskFull)
+    rig.disk.faults.clear()
+    rig.now_ms += 1000
+    rig.store.tick()
+    rig.driver.flush()
+    assert partition.write_error is None
+    rig.now_ms += 59_001
+    rig.write(partition, "b")
+    assert bases(partition) == [0, 1]
+
+
 def test_the_age_of_a_segment_counts_from_timestamps_whatever_the_clock_is_set_to(rig):
     partition = rig.topic(segment_ms="1000")
     start_ms = rig.now_ms
