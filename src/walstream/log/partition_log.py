@@ -357,7 +357,7 @@ class PartitionLog(KeptLog):
         segment.created_ms = self._shared.monotonic_ms()
         self.segments = [*self.segments, segment]
         snapshot_path = producer_snapshots.path_of(self.folder, self.log_end)
-        self._shared.sealed(sealed, snapshot_path, producer_snapshots.encode(self.producers))
+        self._shared.sealed(sealed, snapshot_path, self.producers.snapshot())
         return segment
 
     def prepare(self) -> None:

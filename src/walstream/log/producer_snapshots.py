@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from walstream.errors import CorruptLog
 from walstream.log.disk import Disk, read_hint
-from walstream.log.producers import ProducerStates
+from walstream.log.producers import ProducerStates, Row
 from walstream.log.segment import Segment
 
 SUFFIX = ".producers"
@@ -27,9 +27,9 @@ def path_of(folder: Path, base_offset: int) -> Path:
     return folder / f"{base_offset:020d}{SUFFIX}"
 
 
-def encode(producers: ProducerStates) -> bytes:
+def encode(rows: Sequence[Row]) -> bytes:
     """Return the content of a snapshot's file."""
-    body = msgspec.json.encode(producers.snapshot())
+    body = msgspec.json.encode(rows)
     return crc32c(body).to_bytes(_CRC_BYTES, "big") + body
 
 

@@ -22,6 +22,7 @@ another process, so restored producers count as seen at the restore and are only
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from walstream.errors import CorruptLog, InvalidProducerEpoch, OutOfOrderSequence, TooManyProducers
@@ -50,13 +51,25 @@ class _Batch(NamedTuple):
     timestamp_ms: int
 
 
-class _Producer:
-    __slots__ = ("batches", "epoch", "seen_ms")
+Row = tuple[int, int, int, tuple[_Batch, ...]]
+"""A producer in a snapshot."""
 
-    def __init__(self, epoch: int, seen_ms: int, batches: list[_Batch]) -> None:
-        self.epoch = epoch
+
+class _Producer:
+    __slots__ = ("row", "seen_ms")
+
+    def __init__(self, row: Row, seen_ms: int) -> None:
+        self.row = row
+        """Made when a batch is applied, so that a snapshot makes no objects, which the collector would look at."""
         self.seen_ms = seen_ms
-        self.batches = batches
+
+    @property
+    def epoch(self) -> int:
+        return self.row[1]
+
+    @property
+    def batches(self) -> tuple[_Batch, ...]:
+        return self.row[3]
 
 
 class ProducerStates:
@@ -134,20 +147,18 @@ class ProducerStates:
         if producer is None:
             if len(self._producers) >= self.producers_max:
                 del self._producers[next(iter(self._producers))]
-            producer = _Producer(header.producer_epoch, now_ms, [batch])
+            producer = _Producer((producer_id, header.producer_epoch, 0, (batch,)), now_ms)
         elif batch.base_offset > producer.batches[-1].base_offset:
-            if header.producer_epoch != producer.epoch:
-                producer.epoch = header.producer_epoch
-                producer.batches.clear()
-            elif len(producer.batches) == BATCHES_KEPT:
-                del producer.batches[0]
-            producer.batches.append(batch)
+            is_same = header.producer_epoch == producer.epoch
+            before = producer.batches[1 - BATCHES_KEPT :] if is_same else ()
+            producer.row = (producer_id, header.producer_epoch, 0, (*before, batch))
         producer.seen_ms = max(producer.seen_ms, now_ms)
         self._producers[producer_id] = producer
 
     def expire(self, before_ms: int) -> int:
         """Forget the producers last seen before then; return how many. Safe from `RETRY_MS_MAX` ago on."""
-        expired = [producer_id for producer_id, producer in self._producers.items() if producer.seen_ms < before_ms]
+        silent = takewhile(lambda item: item[1].seen_ms < before_ms, self._producers.items())
+        expired = [producer_id for producer_id, _ in silent]
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
@@ -162,19 +173,22 @@ class ProducerStates:
             for producer_id, producer in self._producers.items()
         }
 
-    def snapshot(self, below: int | None = None) -> list[list[Any]]:
+    def snapshot(self, below: int | None = None) -> list[Row]:
         """Return what the log says below an offset, or all of it, the producer silent for longest first.
 
         Batches at or above `below` may never reach the disk: a snapshot that had them would take their retry for a
         duplicate, and lose it. Each row is
         [producer id, epoch, 0, [[base sequence, last offset delta, base offset, timestamp ms], …]];
-        earlier versions wrote the wall-clock time of the last batch in place of the 0.
+        earlier versions wrote the wall-clock time of the last batch in place of the 0. The rows never change, so
+        another thread may encode them.
         """
-        rows: list[list[Any]] = []
-        for producer_id, producer in self._producers.items():
-            batches = [list(batch) for batch in producer.batches if below is None or batch.base_offset < below]
-            if batches:
-                rows.append([producer_id, producer.epoch, 0, batches])
+        rows: list[Row] = []
+        for producer in self._producers.values():
+            row = producer.row
+            if below is not None and row[3][-1].base_offset >= below:
+                row = (*row[:3], tuple(batch for batch in row[3] if batch.base_offset < below))
+            if row[3]:
+                rows.append(row)
         return rows
 
     @classmethod
@@ -186,11 +200,11 @@ class ProducerStates:
         states = cls(producers_max)
         try:
             for producer_id, epoch, written_ms, batches in snapshot:
-                restored = [_Batch(*batch) for batch in batches]
+                restored = tuple(_Batch(*batch) for batch in batches)
                 numbers = (producer_id, epoch, written_ms, *(number for batch in restored for number in batch))
                 if not restored or len(restored) > BATCHES_KEPT or any(type(number) is not int for number in numbers):
                     raise CorruptLog(f"The stored state of producer {producer_id!r} is not possible.")
-                states._producers[producer_id] = _Producer(epoch, now_ms, restored)
+                states._producers[producer_id] = _Producer((producer_id, epoch, 0, restored), now_ms)
         except (TypeError, ValueError) as error:
             raise CorruptLog("The stored producer states are not what a snapshot holds.") from error
         while len(states._producers) > producers_max:

@@ -11,7 +11,7 @@ write the checkpoint with it, drop the old journal. Only then may anything be ap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from walstream.errors import (
     WalstreamError,
 )
 from walstream.log import checkpoint as checkpoints
-from walstream.log import truncation
+from walstream.log import producer_snapshots, truncation
 from walstream.log.append_clock import AppendClock
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
@@ -42,12 +42,12 @@ from walstream.log.group_commit import GroupCommit, Write
 from walstream.log.journal import PREPARED_BYTES, Journal, PartitionKey, Redo
 from walstream.log.opening import Opener
 from walstream.log.partition_log import PartitionLog
-from walstream.log.producers import PRODUCERS_MAX
+from walstream.log.producers import PRODUCERS_MAX, Row
 from walstream.log.reading import ReadableLog
 from walstream.log.recovery import Recovered
 from walstream.log.retention import holds_more, is_expired, retained_from
 from walstream.log.rounds import Rounds
-from walstream.log.saving import Saver
+from walstream.log.saving import Saver, States
 from walstream.log.scrub import Scrub
 from walstream.log.segment import OPEN_FILES_MAX, OpenFiles, Segment
 from walstream.log.settings import UNLIMITED
@@ -59,6 +59,10 @@ log = logs.get(__name__)
 RESERVE_BYTES_MIN = 1024 * 1024
 RESERVE_CHECKPOINTS = 4
 """The reserve holds so many checkpoints: the catalogue and the file of epochs are each smaller than one."""
+
+INDEX_BYTES_MIN = 1024
+INDEX_BYTES_PER_SLICE = 1024 * 1024
+"""Indexes are saved in slices of so many bytes, each counted with `INDEX_BYTES_MIN` more: about a millisecond."""
 
 SETTLING_INTERVAL_MS = 5_000
 """A journal that has used up its warm part is settled early, but not more often than this."""
@@ -131,14 +135,14 @@ class LogStore:
         """Segments below their log's start whose files are left: a checkpoint or an unlink failed."""
         for name in ("journal", "topics", "trash"):
             disk.make_directory(folder / name)
-        self._saver = Saver(disk, folder / "checkpoint.json", driver, partial(self._checkpoint, clean=False))
+        self._saver = Saver(disk, folder / "checkpoint.json", driver, self._states)
         self.append_clock = AppendClock(catalogue.append_time_floor_ms, catalogue.reserve_append_time)
         self._journal = Journal(disk, folder / "journal", self._saver.saved.epoch, journal_prepared_bytes)
         self._free_bytes_min = free_bytes_min(disk, folder)
         self._reserve_bytes = RESERVE_BYTES_MIN
         self._was_full = self._is_making_reserve = False
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes, open_files_max)
-        self.epoch = self._journal.epoch
+        self.epoch = self._saver.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
         self._open()
 
@@ -435,7 +439,7 @@ class LogStore:
         """Make the state of all partitions durable, as it is now or later; `done` then."""
         self._saver.save(done)
 
-    def sealed(self, segment: Segment, snapshot_path: Path, snapshot: bytes) -> None:
+    def sealed(self, segment: Segment, snapshot_path: Path, producers: list[Row]) -> None:
         """Write the index of a segment that takes no more batches, what is known beyond it, and a checkpoint there.
 
         So recovery reads about one segment of a partition again, however fast it was written.
@@ -444,7 +448,7 @@ class LogStore:
         def write() -> None:
             with suppress(FileNotFoundError):  # The topic was deleted meanwhile.
                 segment.save_index()
-                self.disk.write(snapshot_path, snapshot, durable=False)
+                self.disk.write(snapshot_path, producer_snapshots.encode(producers), durable=False)
 
         self._driver.run(write, partial(self._ended, "index not saved"))
         self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
@@ -618,26 +622,43 @@ class LogStore:
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _checkpoint(self, *, clean: bool) -> Checkpoint:
-        states = {checkpoints.key_text(p.key): p.checkpoint() for p in self.partitions.values()}
-        return Checkpoint(epoch=self.epoch, clean=clean, partitions=states)
+        return Checkpoint(epoch=self.epoch, clean=clean, partitions=dict(self._states()))
+
+    def _states(self) -> States:
+        """Iterate over the states of the partitions there are. Ones that are opened meanwhile are not among them."""
+        for partition in list(self.partitions.values()):
+            if not partition.is_discarded:
+                yield checkpoints.key_text(partition.key), partition.checkpoint()
 
     def _periodic_checkpoint(self) -> None:
         """Save what has changed, the indexes of open segments first: recovery then reads on where they end."""
         self.commit.ask_settling()
+        self._save_indexes(iter(list(self.partitions.values())), is_changed=False)
+
+    def _save_indexes(self, partitions: Iterator[PartitionLog], *, is_changed: bool) -> None:
+        """Save indexes of open segments, in slices of the loop's time, and then a checkpoint if there were any.
+
+        An index is queued when it is encoded: a truncation, which waits for the jobs before it, removes the file.
+        """
         indexes: list[tuple[Path, bytes]] = []
-        for partition in self.partitions.values():
-            if partition.is_held:
-                continue  # The file of the segment is being truncated.
+        size = 0
+        for partition in partitions:
             segment, saved = partition.segments[-1], self._saver.saved.partition(partition.key)
+            if partition.is_held or partition.is_discarded or not segment.is_index_loaded:
+                continue  # The file of the segment is being truncated, or cannot be read.
             if saved is None or saved.offset != segment.synced_offset:
                 indexes.append((segment.index_path, segment.index.encode()))
-        if not indexes:
-            return
+                size += INDEX_BYTES_MIN + len(indexes[-1][1])
+            if size >= INDEX_BYTES_PER_SLICE:
+                break
+        if indexes:
+            self._driver.run(partial(self._write_indexes, indexes), partial(self._ended, "index not saved"))
+        if size >= INDEX_BYTES_PER_SLICE:
+            self._driver.post(partial(self._save_indexes, partitions, is_changed=True))
+        elif indexes or is_changed:
+            self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
 
-        def write_indexes() -> None:
-            for path, data in indexes:
-                with suppress(FileNotFoundError):  # Nothing was written yet, or the topic was deleted meanwhile.
-                    self.disk.write(path, data, durable=False)
-
-        self._driver.run(write_indexes, partial(self._ended, "index not saved"))
-        self.save_checkpoint(partial(self._ended, "checkpoint not saved", None))
+    def _write_indexes(self, indexes: list[tuple[Path, bytes]]) -> None:
+        for path, data in indexes:
+            with suppress(FileNotFoundError):  # Nothing was written yet, or the topic was deleted meanwhile.
+                self.disk.write(path, data, durable=False)

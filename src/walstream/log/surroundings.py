@@ -11,6 +11,7 @@ from walstream.log.append_clock import AppendClock
 from walstream.log.disk import Disk
 from walstream.log.group_commit import Write
 from walstream.log.journal import PartitionKey
+from walstream.log.producers import Row
 from walstream.log.segment import OpenFiles, Segment
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Shared(Protocol):
     def monotonic_ms(self) -> int:
         """Return the time of a clock that is never set, from any beginning."""
 
-    def sealed(self, segment: Segment, snapshot_path: Path, snapshot: bytes) -> None:
+    def sealed(self, segment: Segment, snapshot_path: Path, producers: list[Row]) -> None:
         """Hear that a segment takes no more batches, and what to write beside the one after it."""
 
     def run_between(self, task: Callable[[], None]) -> None:

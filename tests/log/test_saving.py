@@ -1,0 +1,139 @@
+"""Checkpoints are collected in slices of the event loop's time."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from log.rig import Rig, batch
+from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint, encode
+from walstream.log.driver import InlineDriver
+from walstream.log.partition_log import PartitionLog
+from walstream.log.producers import ProducerStates
+from walstream.log.saving import SLICE_ENTRIES
+
+
+class Loop(InlineDriver):
+    """Runs what is posted when told, as an event loop does later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posted: deque[Callable[[], None]] = deque()
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self.posted.append(callback)
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the partitions whose state was collected have."""
+    counted: list[int] = []
+    checkpoint = PartitionLog.checkpoint
+
+    def counting(self: PartitionLog) -> PartitionCheckpoint:
+        state = checkpoint(self)
+        counted.append(1 + len(state.producers))
+        return state
+
+    monkeypatch.setattr(PartitionLog, "checkpoint", counting)
+    return counted
+
+
+def producers(count: int) -> ProducerStates:
+    rows = [(number, 0, 0, [(0, 0, -1, 0)] * 5) for number in range(count)]
+    return ProducerStates.restore(rows, now_ms=0)
+
+
+def test_no_callback_collects_more_than_a_slice(tmp_path: Path, entries: list[int]) -> None:
+    loop = Loop()
+    rig = Rig(tmp_path, driver=loop)
+    rig.topic(partitions=1_000)
+    for partition in rig.store.partitions.values():
+        partition.producers = producers(100)
+    heard: list[Exception | None] = []
+    entries.clear()
+    rig.store.save_checkpoint(heard.append)
+    slices = [sum(entries)]
+    while loop.posted:
+        assert heard == [], "not before all of it is durable"
+        entries.clear()
+        loop.posted.popleft()()
+        slices.append(sum(entries))
+    assert heard == [None]
+    assert max(slices) <= SLICE_ENTRIES + 1 + 100
+    assert sum(slices) == 1_000 * (1 + 100)
+    saved = json.loads((tmp_path / "checkpoint.json").read_text())
+    assert len(saved["partitions"]) == 1_000
+    assert all(len(state["producers"]) == 100 for state in saved["partitions"].values())
+
+
+def test_a_checkpoint_that_has_begun_serves_nobody_who_comes_later(tmp_path: Path) -> None:
+    loop = Loop()
+    rig = Rig(tmp_path, driver=loop)
+    partition = rig.topic(partitions=30)
+    for one in rig.store.partitions.values():
+        one.producers = producers(SLICE_ENTRIES)
+    heard: list[str] = []
+    rig.store.save_checkpoint(lambda error: heard.append(f"first {error}"))
+    partition.gaps_below = 7
+    rig.store.save_checkpoint(lambda error: heard.append(f"second {error}"))
+    rig.store.delete_topics([])
+    while not heard:
+        loop.posted.popleft()()
+    assert heard == ["first None"]
+    assert rig.store._saver.saved.partition(partition.key).gaps_below == 0
+    while loop.posted:
+        loop.posted.popleft()()
+    assert heard == ["first None", "second None"]
+    assert rig.store._saver.saved.partition(partition.key).gaps_below == 7
+
+
+def test_partitions_that_come_and_go_meanwhile(tmp_path: Path) -> None:
+    loop = Loop()
+    rig = Rig(tmp_path, driver=loop)
+    rig.topic("gone", partitions=2)
+    kept = rig.topic("kept")
+    for one in rig.store.partitions.values():
+        one.producers = producers(SLICE_ENTRIES)
+    heard: list[Exception | None] = []
+    rig.store.save_checkpoint(heard.append)
+    rig.store.delete_topics(["gone"])
+    new = rig.topic("new")
+    while not heard:
+        loop.posted.popleft()()
+    assert heard == [None]
+    saved = rig.store._saver.saved
+    assert saved.partition(kept.key) is not None
+    assert saved.partition(new.key) is None
+    again = Rig(tmp_path)
+    assert sorted(again.store.partitions) == [("kept", 0), ("new", 0)]
+
+
+def test_indexes_are_saved_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("walstream.log.store.INDEX_BYTES_PER_SLICE", 3_000)
+    loop = Loop()
+    rig = Rig(tmp_path, driver=loop)
+    rig.topic(partitions=10)
+    for partition in rig.store.partitions.values():
+        partition.append(memoryview(batch("x", now_ms=rig.now_ms)), now_ms=rig.now_ms)
+    loop.flush()
+    rig.now_ms += 30_000
+    rig.store.tick()
+    callbacks = 0
+    while loop.posted:
+        loop.posted.popleft()()
+        callbacks += 1
+    assert callbacks >= 3
+    assert len(list(tmp_path.glob("topics/*/*/*.index"))) == 10
+
+
+def test_the_file_is_what_encoding_all_at_once_gives() -> None:
+    states = {f"id/{index}": PartitionCheckpoint(index, 0, 0, index, producers=[(1, 2, 0, ())]) for index in range(3)}
+    for partitions in (states, {}):
+        checkpoint = Checkpoint(epoch=5, clean=True, partitions=partitions)
+        assert encode(checkpoint) == msgspec.json.encode(checkpoint)
