@@ -171,11 +171,11 @@ class TestCatalogue:
 
     def test_a_new_node_belongs_to_no_cluster_until_it_joins(self, tmp_path: Path) -> None:
         founder, member = self.catalogue(tmp_path / "a", founds=True), self.catalogue(tmp_path / "b", founds=False)
-        founder.create([NewTopic("t", 2, {}, (1, 2))])
+        founder.apply(founder.create([NewTopic("t", 2, {}, (1, 2))]))
         assert founder.cluster_id
         assert not member.cluster_id
-        member.join(founder.cluster_id, founder.version)
-        member.take_over(founder.version, founder.topics.values())
+        member.apply(member.join(founder.cluster_id, founder.version))
+        member.apply(member.take_over(founder.version, founder.topics.values()))
         again = self.catalogue(tmp_path / "b", founds=False)
         assert (again.cluster_id, again.version, again.topics) == (
             founder.cluster_id,
@@ -185,9 +185,9 @@ class TestCatalogue:
 
     def test_topics_older_than_the_disk(self, tmp_path: Path) -> None:
         founder, member = self.catalogue(tmp_path / "a", founds=True), self.catalogue(tmp_path / "b", founds=False)
-        (old,) = founder.create([NewTopic("old", 1, {})])
-        member.join(founder.cluster_id, founder.version)
-        (new,) = founder.create([NewTopic("new", 1, {})])
+        (old,) = founder.apply(founder.create([NewTopic("old", 1, {})]))
+        member.apply(member.join(founder.cluster_id, founder.version))
+        (new,) = founder.apply(founder.create([NewTopic("new", 1, {})]))
         assert member.is_older_than_disk(old, 0)
         assert not member.is_older_than_disk(new, 0)
         assert not founder.is_older_than_disk(old, 0), "who founded the cluster has had its disk from the beginning"
@@ -195,14 +195,14 @@ class TestCatalogue:
     def test_partitions_added_after_the_disk_joined_are_led(self, tmp_path: Path) -> None:
         """An older one is not: the disk before this one may have held what only the others have now."""
         founder, member = self.catalogue(tmp_path / "a", founds=True), self.catalogue(tmp_path / "b", founds=False)
-        founder.create([NewTopic("t", 1, {}, (1, 2))])
-        founder.grow("t", 2)
-        member.join(founder.cluster_id, founder.version)
+        founder.apply(founder.create([NewTopic("t", 1, {}, (1, 2))]))
+        founder.apply(founder.grow("t", 2))
+        member.apply(member.join(founder.cluster_id, founder.version))
         store = LogStore(
             OsDisk(), tmp_path / "b", member, InlineDriver(), lambda: NOW_MS, lambda: NOW_MS, replicated=True
         )
         store.take_over(founder.version, list(founder.topics.values()))
-        founder.grow("t", 4)
+        founder.apply(founder.grow("t", 4))
         told = decode_told(encode_told(Told(list(founder.topics.values()))))
         assert told.topics is not None
         store.take_over(founder.version, told.topics)
@@ -226,7 +226,11 @@ class TestCatalogue:
             assert [topic.since_of(index) for index in range(3)] == [4, 4, 4]
 
     def test_who_has_joined_is_remembered(self, tmp_path: Path) -> None:
-        self.catalogue(tmp_path, founds=True).note_joined(3)
+        catalogue = self.catalogue(tmp_path, founds=True)
+        change = catalogue.note_joined(3)
+        assert change is not None
+        catalogue.apply(change)
+        assert catalogue.note_joined(3) is None
         assert self.catalogue(tmp_path, founds=True).joined == {3}
 
     def test_on_a_link(self) -> None:

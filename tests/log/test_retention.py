@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from log.rig import Rig, values
+from log.rig import LateDriver, Rig, values
 from walstream.cluster.local import Catalogue
 from walstream.log.index import Index
 from walstream.log.partition_log import PartitionLog
@@ -244,3 +244,40 @@ def test_a_hold_is_a_setting_like_any_other(rig: Rig) -> None:
     assert (settings.hold_from_ms, settings.hold_bytes_max) == (17, 18)
     assert settings.text("walstream.hold.from.ms") == "17"
     assert TopicSettings().text("walstream.hold.bytes.max") == str(10 * 1024**3)
+
+
+@pytest.mark.parametrize("change", ["nothing", "hold", "deletion", "another round"])
+def test_what_changes_while_retention_looks_counts(tmp_path: Path, change: str) -> None:
+    driver = LateDriver()
+    rig = Rig(tmp_path, driver=driver)
+    partition = rig.topic(segment_bytes="1024", retention_ms="1000")
+    for _ in range(10):
+        rig.write(partition, "x" * 900)
+    rig.now_ms += 60_000
+    driver.is_late = True
+    rig.store.enforce_retention()
+    if change == "hold":
+        rig.store.configure_topic("t", {**rig.catalogue.topic("t").config, "walstream.hold.from.ms": "0"})
+    elif change == "deletion":
+        rig.store.delete_topics(["t"])
+    elif change == "another round":
+        rig.store.enforce_retention()
+    driver.is_late = False
+    while driver.run_next():
+        pass
+    assert partition.log_start == {"nothing": 10, "hold": 0, "deletion": 0, "another round": 10}[change]
+
+
+def test_a_segment_whose_times_cannot_be_read_is_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for name in ("broken", "sound"):
+        partition = rig.topic(name, segment_bytes="1024", retention_ms="1000")
+        for _ in range(4):
+            rig.write(partition, "x" * 900)
+    rig = rig.again(clean=True)
+    broken, sound = (rig.store.partition(name, 0) for name in ("broken", "sound"))
+    rig.now_ms += 60_000
+    broken.segments[0].index_path.unlink()
+    broken.segments[0].path.unlink()
+    rig.store.enforce_retention()
+    assert (broken.log_start, sound.log_start) == (0, 4)

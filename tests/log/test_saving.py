@@ -1,17 +1,22 @@
-"""Checkpoints are collected in slices of the event loop's time."""
+"""Checkpoints are collected in slices of the event loop's time, and changes of the catalogue made one at a time."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from log.rig import Rig, batch
+from log.rig import LateDriver, Rig, batch
+from walstream.cluster.local import Change, NewTopic
+from walstream.errors import DirectoryUnusable, TopicExists
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint, encode
+from walstream.log.disk import OsDisk
 from walstream.log.driver import InlineDriver
 from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import ProducerStates
@@ -137,3 +142,49 @@ def test_the_file_is_what_encoding_all_at_once_gives() -> None:
     for partitions in (states, {}):
         checkpoint = Checkpoint(epoch=5, clean=True, partitions=partitions)
         assert encode(checkpoint) == msgspec.json.encode(checkpoint)
+
+
+# ── changes of the catalogue ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FullDisk(OsDisk):
+    is_full = False
+
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
+        if self.is_full and path.name == "topics.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(path, data, durable=durable)
+
+
+def test_each_change_is_planned_from_the_one_before(tmp_path: Path) -> None:
+    disk, driver = FullDisk(), LateDriver()
+    rig = Rig(tmp_path, disk, driver=driver)
+    store, catalogue = rig.store, rig.catalogue
+    heard: list[str] = []
+
+    def noting(name: str) -> Callable[[Change | None, Exception | None], None]:
+        return lambda change, error: heard.append(f"{name}: {type(error).__name__ if error else change and 'done'}")
+
+    driver.is_late = True
+    for name, partitions in (("a", 1), ("b", 1), ("a", 2)):
+        store.change(partial(catalogue.create, [NewTopic(name, partitions, {})]), noting(f"{name}{partitions}"))
+    store.change(lambda: None, noting("nothing"))
+    store.change(partial(catalogue.grow, "a", 3), noting("grow"))
+    assert heard == []
+    assert catalogue.topics == {}
+    assert store.partitions == {}
+    driver.run_next()
+    assert heard == ["a1: done"]
+    assert list(store.partitions) == [("a", 0)]
+    disk.is_full = True
+    driver.run_next()
+    assert heard[1:] == [f"b1: {DirectoryUnusable.__name__}", f"a2: {TopicExists.__name__}", "nothing: None"]
+    assert list(catalogue.topics) == ["a"], "what is not durable does not show"
+    disk.is_full = False
+    driver.run_next()
+    assert heard[4:] == ["grow: done"]
+    assert len(store.partitions) == 3
+    assert not driver.run_next()
+    again = Rig(tmp_path)
+    assert again.catalogue.topics == catalogue.topics
+    assert again.catalogue.version == catalogue.version == 2

@@ -79,39 +79,97 @@ def test_a_tick_keeps_appends_from_reserving() -> None:
         assert reserved == []
 
 
-def test_a_reservation_that_is_being_written_keeps_nobody_waiting() -> None:
-    """The loop waits for no fsync while the old reservation lasts, and nothing passes it before the new one counts."""
-    jobs: list[tuple[Callable[[], None], Callable[[None, Exception | None], None]]] = []
-    refusals: list[PartitionOffline] = []
+class Thread:
+    """Runs reservations when told."""
 
-    def tick(now_ms: int) -> None:
-        clock.tick(now_ms, lambda job, done: jobs.append((job, done)), refusals.append)
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], None], Callable[[None, Exception | None], None]]] = []
 
+    def run(self, job: Callable[[], None], done: Callable[[None, Exception | None], None]) -> None:
+        self.jobs.append((job, done))
+
+    def finish(self, error: OSError | None = None) -> None:
+        job, done = self.jobs.pop(0)
+        if error is None:
+            job()
+        done(None, error)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_nothing_waits_for_a_reservation_and_nothing_passes_the_durable_one() -> None:
     clock, reserved = clock_from(0)
     clock.stamp(1_000, 0)
     end = 1_000 + AHEAD_MS
-    tick(3_000)
-    tick(3_500)
-    assert len(jobs) == 1, "one at a time"
+    thread = Thread()
+    clock.run = thread.run
+    clock.tick(3_000)
+    clock.tick(3_500)
+    assert len(thread.jobs) == 1, "one at a time"
     assert clock.stamp(3_900, 0) == 3_900
-    assert clock.resolve(9_000, 9_000) == end
+    assert clock.resolve(9_000, 9_000) == end - 1
+    assert clock.stamp(9_000, end) == end, "above what was promised"
     assert reserved == [end]
-    job, done = jobs.pop()
+    job, done = thread.jobs.pop()
     job()
-    assert clock.resolve(9_000, 9_000) == end, "written by the thread, and not yet known here"
+    assert clock.stamp(9_000, 0) == end, "written by the thread, and not yet known here"
     done(None, None)
-    assert clock.resolve(5_500, 5_500) == 5_500
     assert reserved == [end, 3_000 + AHEAD_MS]
-    # What an append needed meanwhile is not taken back, and a refusal is tried again.
-    tick(5_500)
-    assert clock.stamp(20_000, 0) == 20_000
-    job, done = jobs.pop()
-    done(None, OSError(errno.ENOSPC, "No space left on device"))
-    assert "No space left" in str(refusals[0])
-    assert clock.stamp(20_001, 0) == 20_001
-    assert reserved == [end, 3_000 + AHEAD_MS, 20_000 + AHEAD_MS]
-    tick(22_500)
-    assert len(jobs) == 1
+    assert clock.resolve(5_500, 5_500) == 5_500
+    # Where a partition takes only later times its batch has to be sent again.
+    with pytest.raises(PartitionOffline, match="being reserved"):
+        clock.stamp(9_000, 20_000)
+    thread.finish()
+    assert clock.stamp(9_000, 20_000) == 20_000
+    assert reserved[-1] == 20_000 + AHEAD_MS_MIN
+
+
+def test_a_quick_restart_reserves_before_its_first_stamp() -> None:
+    for begin in (lambda clock: clock.tick(NOW), lambda clock: clock.cover(NOW, NOW, lambda error: None)):
+        clock, reserved = clock_from(NOW + AHEAD_MS)  # The clock is below the floor.
+        begin(clock)
+        assert len(reserved) == 1
+        assert clock.stamp(NOW, 0) == NOW + AHEAD_MS + 1
+        assert len(reserved) == 1
+
+
+def test_a_refused_reservation_is_tried_again() -> None:
+    clock, reserved = clock_from(0)
+    clock.stamp(1_000, 0)
+    thread = Thread()
+    clock.run = thread.run
+    assert clock.tick(9_000) is None
+    thread.finish(FULL)
+    with pytest.raises(PartitionOffline, match="No space left"):
+        clock.stamp(9_000, 0)
+    assert len(thread.jobs) == 1, "by the append that needs it"
+    thread.finish(FULL)
+    assert clock.resolve(9_000, 9_000) == reserved[-1] - 1
+    assert thread.jobs == [], "not by each question for a resolved position"
+    assert "No space left" in str(clock.tick(9_000))
+    thread.finish()
+    assert clock.stamp(9_000, 0) == 9_000
+    assert clock.tick(9_000) is None
+
+
+def test_a_time_is_covered_once_a_reservation_above_it_is_durable() -> None:
+    clock, reserved = clock_from(0)
+    thread = Thread()
+    clock.run = thread.run
+    heard: list[PartitionOffline | None] = []
+    clock.tick(1_000)
+    clock.cover(1_000, 2_000, heard.append)
+    clock.cover(1_000, 50_000, heard.append)
+    assert heard == []
+    thread.finish()
+    assert heard == [None], "the first reservation is below the second time"
+    thread.finish()
+    assert heard == [None, None]
+    assert reserved[-1] >= 50_000
+    clock.cover(1_000, 90_000, heard.append)
+    thread.finish(FULL)
+    assert "No space left" in str(heard[-1])
 
 
 def test_where_the_disk_refuses_nothing_passes_the_reservation() -> None:
@@ -129,10 +187,9 @@ def test_where_the_disk_refuses_nothing_passes_the_reservation() -> None:
     with pytest.raises(PartitionOffline, match="No space left"):
         clock.stamp(9_000, 0)
     for _ in range(3):
-        assert clock.resolve(9_000, 9_000) == 1_000 + AHEAD_MS
-    assert len(calls) == 3  # Asked thousands of times a second, it does not try the disk each time.
-    with pytest.raises(PartitionOffline):
-        clock.tick(9_000)
+        assert clock.resolve(9_000, 9_000) == 1_000 + AHEAD_MS - 1
+    assert len(calls) == 2  # Asked thousands of times a second, it does not try the disk each time.
+    assert clock.tick(9_000) is not None
     is_refusing = False
     clock.tick(9_000)
     assert clock.resolve(9_000, 9_000) == 9_000
@@ -186,7 +243,7 @@ def test_alone_an_idle_partition_holds_up_no_busy_one() -> None:
 def test_in_a_cluster_nothing_is_promised_ahead_of_the_wall_clock_but_what_is_in_the_log() -> None:
     clock, _ = clock_from(NOW + 2_000)
     stamps = Stamps(clock)
-    stamps.take_over(NOW, is_kept=True)
+    stamps.take_over(NOW, lambda error: None, is_kept=True)
     assert stamps.resolve(NOW, 0, is_alone=False) == NOW
     stamp = stamps.stamp(NOW, 1)
     assert stamp == NOW + TAKEOVER_MS

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from walstream.cluster.local import NewTopic
 from walstream.errors import MalformedRequest
 from walstream.node.api.fetch_wire import RESOLVED_TAG, RESOLVING_MAX, FetchRequest, read_request, write_response
 from walstream.node.api.offsets import RESOLVED_TIMESTAMP
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.primitives import Source, write_uvarint
 from walstream.node.server import Node
 
@@ -93,9 +95,10 @@ def test_no_more_than_the_bound() -> None:
 # On a node
 
 
-def topics_of(node: Node) -> None:
+async def topics_of(node: Node) -> None:
     stamped = {"message.timestamp.type": "LogAppendTime"}
-    node.store.create_topics([NewTopic("t", 2, stamped), NewTopic("created", 1, {})])
+    topics = [NewTopic("t", 2, stamped), NewTopic("created", 1, {})]
+    await change_catalogue(node.store, partial(node.catalogue.create, topics))
 
 
 def fetch_frame(topics: bytes, named: bytes, *, wait_ms: int = 0) -> bytes:
@@ -128,7 +131,7 @@ async def listed(client: Client, *indexes: int) -> list[tuple[int, int]]:
 
 async def test_what_list_offsets_would_tell_comes_with_the_records(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
-        topics_of(node)
+        await topics_of(node)
         client = await connect(node)
         await put(client, {0: batch_of(b"one", b"two")})
         before = await listed(client, 1, 0)
@@ -144,7 +147,7 @@ async def test_what_list_offsets_would_tell_comes_with_the_records(tmp_path: Pat
 
 async def test_also_when_there_was_nothing_to_read(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
-        topics_of(node)
+        await topics_of(node)
         client, writer = await connect(node), await connect(node)
         began_ms = int(time.time() * 1000)
         await client.send(fetch_frame(READ_ZERO, ONE_AND_ZERO, wait_ms=200))
@@ -159,7 +162,7 @@ async def test_also_when_there_was_nothing_to_read(tmp_path: Path, connect: Conn
 
 async def test_what_is_not_known_is_said_to_be(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
-        topics_of(node)
+        await topics_of(node)
         client = await connect(node)
         named = b"\x04\x02t\x03" + struct.pack(">ii", 9, 1) + b"\x03no\x02" + struct.pack(">i", 0)
         named += b"\x08created\x02" + struct.pack(">i", 0)
@@ -175,7 +178,7 @@ async def test_what_is_not_known_is_said_to_be(tmp_path: Path, connect: Connect)
 
 async def test_who_does_not_ask_is_not_told(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
-        topics_of(node)
+        await topics_of(node)
         client = await connect(node)
         await put(client, {0: batch_of(b"x")})
         partition = fetch_v12.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)
@@ -195,7 +198,7 @@ async def test_who_does_not_ask_is_not_told(tmp_path: Path, connect: Connect) ->
 
 async def test_a_malformed_tag_ends_the_connection(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path) as node:
-        topics_of(node)
+        await topics_of(node)
         client = await connect(node)
         await client.send(fetch_frame(b"\x01", ONE_AND_ZERO + b"\x00"))
         assert await client.is_closed()

@@ -104,6 +104,7 @@ async def test_offsets_are_there_after_a_restart(tmp_path: Path) -> None:
 
 async def test_an_offset_shows_only_when_it_is_durable(tmp_path: Path) -> None:
     async with _opened(tmp_path) as offsets:
+        await offsets.prepare()
         task = asyncio.ensure_future(offsets.write([Change("g", "t", 0, _at(1))]))
         await asyncio.sleep(0)
         assert "g" not in offsets.table
@@ -117,6 +118,7 @@ async def test_an_offset_shows_only_when_it_is_durable(tmp_path: Path) -> None:
 
 async def test_a_commit_whose_client_is_gone_still_counts(tmp_path: Path) -> None:
     async with _opened(tmp_path) as offsets:
+        await offsets.prepare()
         task = asyncio.ensure_future(offsets.write([Change("g", "t", 0, _at(1))]))
         await asyncio.sleep(0)
         task.cancel()

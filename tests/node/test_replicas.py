@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from kio.schema.create_topics.v7 import request as create_topics
@@ -27,6 +28,7 @@ from kio.schema.metadata.v12 import request as metadata
 
 from node.running import Client, Connect, batch_of, running_node
 from walstream.cluster.local import NewTopic
+from walstream.cluster.static import Told, encode_told
 from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
 from walstream.log.checkpoint import key_text
@@ -43,6 +45,7 @@ from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
 from walstream.replication.effects import Report, SetHighWatermark
 from walstream.replication.events import MetadataChanged
+from walstream.replication.messages import Catalogue
 from walstream.replication.wire.frames import VERSION
 from walstream.replication.wire.version_1_push import PushPlan
 
@@ -423,7 +426,18 @@ async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, conne
         await asyncio.sleep(0)
         nodes[0].store.delete_topics(["u"])
         await until(lambda: not any("u" in node.catalogue.topics for node in nodes), "every node knows")
+        # Reported by a leader that has not heard of the deletion, or of one that this node will hear of.
+        for node in nodes[1:]:
+            assert node.replicas is not None
+            link, version = node.replicas.links.incoming[1], node.catalogue.version
+            for number, expected in ((version, False), (version + 1, True)):
+                name = key_text((uuid4(), 0))
+                message = Catalogue(number, encode_told(Told(None, {name: (1, [1, 2])})))
+                node.replicas.telling.heard(link, message, lambda: None)
+                assert (name in node.replicas.telling._in_sync) == expected
         await create(client, nodes, "last")
+        await until(lambda: all("last" in node.catalogue.topics for node in nodes), "every node knows")
+        await asyncio.sleep(0)
         current = {key_text((topic.id, 0)) for topic in nodes[0].catalogue.topics.values()}
         for node in nodes:
             replicas = node.replicas

@@ -1,8 +1,11 @@
 """What a node knows of topics and of itself, in files beside the log: topics, its cluster's id, its producer ids.
 
 Owns `meta.json` (who this node is), `topics.json` (the catalogue) and `reserved.json` (numbers promised never to be
-given again). Every change is durable before it is returned. In a static cluster one node, the controller, changes the
-catalogue and the others take it over whole (`take_over`), so its version says whose is newer.
+given again). In a static cluster one node, the controller, changes the catalogue and the others take it over whole
+(`take_over`), so its version says whose is newer.
+
+The invariant: what `topics` shows is durable. A change is planned (`Change`), written, which blocks, and then shown.
+Each is planned from the one before, so one is under way at a time: see `LogStore.change`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -95,8 +98,21 @@ class NewTopic:
     replicas: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The catalogue as it is to be."""
+
+    topics: dict[str, Topic]
+    version: int
+    joined: frozenset[int]
+    affected: list[Topic] = field(default_factory=list)
+    """The topics that are made, changed or removed; not those of another catalogue that is taken over."""
+    meta: _Meta | None = None
+    """What the node is from now on, if it joins a cluster."""
+
+
 class Catalogue:
-    """What this node knows of topics and of itself. Methods that change something block for one fsync."""
+    """What this node knows of topics and of itself."""
 
     def __init__(
         self,
@@ -167,16 +183,14 @@ class Catalogue:
     def _save_meta(self, meta: _Meta) -> None:
         self._write("meta.json", meta)
 
-    def join(self, cluster_id: str, version: int) -> None:
+    def join(self, cluster_id: str, version: int) -> Change:
         """Belong to a cluster from now on, whose catalogue has this version. Only for a node that belongs to none."""
         assert not self.cluster_id, f"the node belongs to {self.cluster_id}"
-        self._save_meta(_Meta(cluster_id, self.node_id, joined_version=version))
-        self.cluster_id, self.joined_version = cluster_id, version
+        return Change(self.topics, self.version, self.joined, meta=_Meta(cluster_id, self.node_id, FORMAT, version))
 
-    def note_joined(self, node_id: int) -> None:
+    def note_joined(self, node_id: int) -> Change | None:
         """Remember that a node has this catalogue: from now on it can be given partitions to lead."""
-        if node_id not in self.joined:
-            self._save(self.topics, self.version, self.joined | {node_id})
+        return None if node_id in self.joined else Change(self.topics, self.version, self.joined | {node_id})
 
     def is_older_than_disk(self, topic: Topic, index: int) -> bool:
         """Return whether a partition existed before this node's folder: an earlier disk may have held records of it."""
@@ -236,7 +250,9 @@ class Catalogue:
             raise InvalidPartitions(f"A topic has 1 to {PARTITIONS_MAX} partitions, not {new.partitions}.")
         TopicSettings.parse(new.config, self._defaults)
 
-    def create(self, specifications: list[NewTopic]) -> list[Topic]:
+    # The following plan a change, and raise what forbids it.
+
+    def create(self, specifications: list[NewTopic]) -> Change:
         """Add topics, all or none."""
         for new in specifications:
             self.check_new(new)
@@ -244,16 +260,14 @@ class Catalogue:
             Topic(new.name, uuid4(), new.partitions, dict(new.config), list(new.replicas), self.version + 1)
             for new in specifications
         ]
-        self._save({**self.topics, **{topic.name: topic for topic in made}})
-        return made
+        return self._next({**self.topics, **{topic.name: topic for topic in made}}, made)
 
-    def delete(self, names: list[str]) -> list[Topic]:
+    def delete(self, names: list[str]) -> Change:
         """Remove topics, all or none."""
         gone = [self.topic(name) for name in names]
-        self._save({name: topic for name, topic in self.topics.items() if name not in set(names)})
-        return gone
+        return self._next({name: topic for name, topic in self.topics.items() if name not in set(names)}, gone)
 
-    def grow(self, name: str, partitions: int) -> Topic:
+    def grow(self, name: str, partitions: int) -> Change:
         """Give a topic more partitions."""
         topic = self.topic(name)
         if not topic.partitions < partitions <= PARTITIONS_MAX:
@@ -262,44 +276,59 @@ class Catalogue:
                 f"not {partitions}."
             )
         grown = [*topic.grown, (topic.partitions, self.version + 1)]
-        return self._change(msgspec.structs.replace(topic, partitions=partitions, grown=grown))
+        return self._replace(msgspec.structs.replace(topic, partitions=partitions, grown=grown))
 
-    def configure(self, name: str, config: Mapping[str, str]) -> Topic:
+    def configure(self, name: str, config: Mapping[str, str]) -> Change:
         """Replace a topic's own settings."""
         topic = msgspec.structs.replace(self.topic(name), config=dict(config))
         TopicSettings.parse(topic.config, self._defaults)
-        return self._change(topic)
+        return self._replace(topic)
 
-    def place(self, name: str, replicas: Iterable[int]) -> Topic:
+    def place(self, name: str, replicas: Iterable[int]) -> Change:
         """Say which nodes hold a topic."""
-        return self._change(msgspec.structs.replace(self.topic(name), replicas=list(replicas)))
+        return self._replace(msgspec.structs.replace(self.topic(name), replicas=list(replicas)))
 
-    def _change(self, topic: Topic) -> Topic:
-        self._save({**self.topics, topic.name: topic})
-        return topic
+    def _replace(self, topic: Topic) -> Change:
+        return self._next({**self.topics, topic.name: topic}, [topic])
 
-    def take_over(self, version: int, topics: Iterable[Topic]) -> None:
+    def _next(self, topics: dict[str, Topic], affected: list[Topic]) -> Change:
+        return Change(topics, self.version + 1, self.joined, affected)
+
+    def take_over(self, version: int, topics: Iterable[Topic]) -> Change:
         """Have the controller's catalogue in the place of the own."""
-        self._save({topic.name: topic for topic in topics}, version)
+        return Change({topic.name: topic for topic in topics}, version, self.joined)
 
-    def _save(self, topics: dict[str, Topic], version: int | None = None, joined: frozenset[int] | None = None) -> None:
-        version = self.version + 1 if version is None else version
-        joined = self.joined if joined is None else joined
-        before = _Topics(list(self.topics.values()), self.version, sorted(self.joined))
+    # A change that is planned
+
+    def write(self, change: Change) -> None:
+        """Make a change durable. Blocks; may be called on any thread, for one change at a time."""
+        if change.meta is not None:
+            self._save_meta(change.meta)
+        if change.topics is self.topics and change.joined is self.joined:
+            return
         try:
-            self._write("topics.json", _Topics(list(topics.values()), version, sorted(joined)))
+            self._write("topics.json", _Topics(list(change.topics.values()), change.version, sorted(change.joined)))
         except DirectoryUnusable:
             # Perhaps the file was replaced, and only its name not synced: the next start would go by it, and remove
             # topics of which the client was told that they are still there.
             with suppress(DirectoryUnusable):
-                self._write("topics.json", before)
+                self._write("topics.json", _Topics(list(self.topics.values()), self.version, sorted(self.joined)))
             raise
-        self.version = version
-        self.joined = joined
-        self.topics = topics
-        self.by_id = {topic.id: topic for topic in topics.values()}
+
+    def show(self, change: Change) -> None:
+        """Have a change, which is durable."""
+        if change.meta is not None:
+            self.cluster_id, self.joined_version = change.meta.cluster_id, change.meta.joined_version
+        self.version, self.joined, self.topics = change.version, change.joined, change.topics
+        self.by_id = {topic.id: topic for topic in self.topics.values()}
         if self.changed is not None:
             self.changed()
+
+    def apply(self, change: Change) -> list[Topic]:
+        """Make a change durable and have it; return the topics that it affects. Blocks."""
+        self.write(change)
+        self.show(change)
+        return change.affected
 
     # ── numbers that are never given twice ───────────────────────────────────────────────────────────────────────
 

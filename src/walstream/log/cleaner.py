@@ -37,6 +37,7 @@ from walstream.log.index import Index
 from walstream.log.partition_log import PartitionLog
 from walstream.log.retention import held_from
 from walstream.log.segment import OpenFiles, Segment
+from walstream.log.settings import NO_HOLD
 
 WRITE_BYTES = 1024 * 1024
 
@@ -137,6 +138,8 @@ class Cleaner:
             and following.base_offset <= partition.high_watermark
             and not any(start < following.base_offset for start, _ in partition.damaged)
         ]
+        if settings.hold_from_ms != NO_HOLD and not all(segment.is_index_loaded for segment in segments):
+            return None  # Until retention has loaded them, beside the loop.
         del segments[held_from(segments, settings, len(segments)) :]
         total = sum(segment.size for segment in segments)
         dirty = sum(

@@ -29,6 +29,7 @@ from walstream.errors import (
 )
 from walstream.log import batch as batches
 from walstream.log import producer_snapshots
+from walstream.log.append_clock import Covered
 from walstream.log.batch import NO_TIMESTAMP, BatchHeader, Buffer
 from walstream.log.compaction import check_keys
 from walstream.log.folders import make_folder
@@ -93,41 +94,47 @@ class PartitionLog(KeptLog):
         self.stop_role()
         change = self._role_changes
 
+        def given_up() -> NotLeader:
+            return NotLeader(f"{self.name} has been given another role since.")
+
         def settle() -> None:
             self.when_durable(self.log_end - 1, settled)
 
         def settled(error: WalstreamError | None) -> None:
             if error is not None or change != self._role_changes:
-                done(error or NotLeader(f"{self.name} has been given another role since."))
+                done(error or given_up())
                 return
-            try:
-                self._begin_stamps(epoch)
-            except PartitionOffline as refused:
-                done(refused)
+            self._begin_stamps(epoch, stamped)
+
+        def stamped(error: WalstreamError | None) -> None:
+            if error is not None or change != self._role_changes:
+                done(error or given_up())
                 return
+            self._stamps.begin(self.log_end)
+            if self.settings.append_time:
+                self.led_epoch = epoch
             self.leader_epoch = max(self.leader_epoch, epoch)
             self.epochs.assign(epoch, self.log_end)
             self._shared.save_checkpoint(saved)
 
         def saved(error: Exception | None) -> None:
             if error is None and change != self._role_changes:
-                error = NotLeader(f"{self.name} has been given another role since.")
+                error = given_up()
             self.is_leader = self.is_leader or error is None
             done(error)
 
         self.after_release(settle)
 
-    def _begin_stamps(self, epoch: int) -> None:
-        """Stamp above everything that was stamped or promised in the epochs before; raises PartitionOffline.
+    def _begin_stamps(self, epoch: int, done: Covered) -> None:
+        """Stamp above everything that was stamped or promised in the epochs before; `done` once that is durable.
 
         A node that also led in the last one has its own floor for that, if it has not lost it with its disk.
         """
         is_stamped = self.settings.append_time  # If not, it may yet become so, or others know already that it is.
         if epoch != self.led_epoch + 1 or self.is_unclean:
-            self._stamps.take_over(self._shared.now_ms(), is_kept=is_stamped)
-        self._stamps.begin(self.log_end)
-        if is_stamped:
-            self.led_epoch = epoch
+            self._stamps.take_over(self._shared.now_ms(), done, is_kept=is_stamped)
+        else:
+            done(None)
 
     def become_follower(self, epoch: int, done: Done) -> None:
         """Take only what the leader of `epoch` sends; `done` when the epoch is durable."""
@@ -200,7 +207,7 @@ class PartitionLog(KeptLog):
 
         `is_newest`: who asks knows of no later record. Only for the leader. None if the topic has no append time, while
         a new leader does not know the stamps of what it began with, and where the files could not be opened. Asked very
-        often: touches no disk unless the clock has outrun its reservation.
+        often: waits for no disk.
         """
         assert self.is_leader, "only a leader stamps"
         if not self.settings.append_time or self.failure is not None:

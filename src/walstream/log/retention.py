@@ -27,6 +27,12 @@ def retained_from(segments: Sequence[Segment], settings: TopicSettings, now_ms: 
     return segments[held_from(segments, settings, kept)].base_offset
 
 
+def load_times(segments: Sequence[Segment], settings: TopicSettings) -> None:
+    """Load the indexes that compaction asks for the times of what a hold keeps. Blocks."""
+    if settings.compacted:
+        held_from(segments, settings, len(segments) - 1)
+
+
 def held_from(segments: Sequence[Segment], settings: TopicSettings, end: int) -> int:
     """Return the first of the segments before number `end` that the hold keeps; `end` if it keeps none of them.
 

@@ -273,9 +273,11 @@ class Segment:
         `until` is where the segment's offsets end, and a batch that claims to lie beyond is damaged, too.
         Raises CorruptLog if the first batch to return is damaged.
         """
-        if cached and not self.is_index_loaded:
+        file, limit = self._file if cached else self.file, self.durable_size
+        if file is None or (cached and not self.is_index_loaded):
             return None
-        file, limit = self.file, self.durable_size
+        if cached:
+            self._open_files.touch(self)
         position, expected = self.index.row_for_offset(offset)
         if expected is None:
             expected = self.base_offset

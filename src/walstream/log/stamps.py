@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from walstream.log.append_clock import AppendClock
+from walstream.errors import PartitionOffline
+from walstream.log.append_clock import AppendClock, Covered
 
 TAKEOVER_MS: Final = 3_000
 """How far above its clock and its log's last stamp a new leader begins. Its predecessor may have promised resolved
@@ -56,8 +57,9 @@ class Stamps:
 
     def found(self, last_ms: int, now_ms: int) -> None:
         """Recovery found this to be the latest time in the log."""
-        if last_ms <= now_ms + STRANGE_MS:
+        if 0 <= last_ms <= now_ms + STRANGE_MS:
             self.seen(last_ms)
+            self._clock.cover(now_ms, self._least_ms, lambda _: None)  # Or else by the first stamp.
 
     def seen(self, stamp_ms: int) -> None:
         """A batch that another leader stamped is in the log."""
@@ -65,15 +67,22 @@ class Stamps:
             self._last_ms = stamp_ms
             self._least_ms = max(self._least_ms, stamp_ms)
 
-    def take_over(self, now_ms: int, *, is_kept: bool) -> None:
-        """Begin above everything that the leader before could have stamped or promised.
+    def take_over(self, now_ms: int, done: Covered, *, is_kept: bool) -> None:
+        """Begin above everything that the leader before could have stamped or promised; `done` then.
 
-        `is_kept`: also after a restart of this node. Raises PartitionOffline where the disk refuses that.
+        `is_kept`: also after a restart of this node, unless the disk refuses that.
         """
         least_ms = max(self._least_ms, max(self._last_ms, now_ms) + TAKEOVER_MS)
+
+        def covered(error: PartitionOffline | None) -> None:
+            if error is None:
+                self._least_ms = max(self._least_ms, least_ms)
+            done(error)
+
         if is_kept:
-            self._clock.cover(now_ms, least_ms)
-        self._least_ms = least_ms
+            self._clock.cover(now_ms, least_ms, covered)
+        else:
+            covered(None)
 
     def stamp(self, now_ms: int, end: int) -> int:
         """Return the time for a batch that is appended now and ends below offset `end`."""

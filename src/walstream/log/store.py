@@ -10,15 +10,16 @@ write the checkpoint with it, drop the old journal. Only then may anything be ap
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from walstream import logs
-from walstream.cluster.local import Catalogue, NewTopic, Topic
+from walstream.cluster.local import Catalogue, Change, NewTopic, Topic
 from walstream.errors import (
     CorruptLog,
     DirectoryUnusable,
@@ -45,12 +46,12 @@ from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import PRODUCERS_MAX, Row
 from walstream.log.reading import ReadableLog
 from walstream.log.recovery import Recovered
-from walstream.log.retention import holds_more, is_expired, retained_from
+from walstream.log.retention import holds_more, is_expired, load_times, retained_from
 from walstream.log.rounds import Rounds
 from walstream.log.saving import Saver, States
 from walstream.log.scrub import Scrub
 from walstream.log.segment import OPEN_FILES_MAX, OpenFiles, Segment
-from walstream.log.settings import UNLIMITED
+from walstream.log.settings import UNLIMITED, TopicSettings
 from walstream.log.surroundings import Done
 from walstream.log.trash import Trash
 
@@ -70,12 +71,47 @@ SETTLING_INTERVAL_MS = 5_000
 PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 """A producer silent for a day is forgotten; no client retries for so long."""
 
+Plan = Callable[[], Change | None]
+Changed = Callable[[Change | None, Exception | None], None]
+
 Dropped = tuple[PartitionLog, list[Segment]]
 """Segments that lie wholly below the start of their log."""
 
 
-def _not_reserved(error: PartitionOffline) -> None:
-    log.warning("append times not reserved", error=str(error))
+class Kept(NamedTuple):
+    """A partition with what retention decides by."""
+
+    partition: PartitionLog
+    segments: list[Segment]
+    last_size: int
+    settings: TopicSettings
+
+
+class Expired(NamedTuple):
+    """What retention found in a partition."""
+
+    segments: int
+    """The number of segments, from the first one on, that nothing keeps."""
+    is_last: bool
+    """Whether the last segment has expired by its age."""
+
+
+def _all_expired(looked_at: list[Kept], now_ms: int) -> list[Expired]:
+    """Return what has expired of each partition. Blocks: it loads indexes."""
+    return [_expired(kept, now_ms) for kept in looked_at]
+
+
+def _expired(kept: Kept, now_ms: int) -> Expired:
+    partition, segments, _, settings = kept
+    try:
+        load_times(segments, settings)
+        start = retained_from(segments, settings, now_ms)
+        is_last = settings.deleted and settings.retention_ms != UNLIMITED and is_expired(segments[-1], settings, now_ms)
+    except (OSError, CorruptLog) as error:  # An index had to be made again from a segment that cannot be read.
+        if not partition.is_discarded:
+            log.warning("retention skipped", partition=partition.name, error=str(error))
+        return Expired(0, is_last=False)
+    return Expired(sum(segment.base_offset < start for segment in segments), is_last)
 
 
 def _nothing() -> None:
@@ -141,6 +177,8 @@ class LogStore:
         self._free_bytes_min = free_bytes_min(disk, folder)
         self._reserve_bytes = RESERVE_BYTES_MIN
         self._was_full = self._is_making_reserve = False
+        self._changes: deque[tuple[Plan, Changed]] = deque()
+        self._is_changing = False
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes, open_files_max)
         self.epoch = self._saver.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
@@ -177,6 +215,9 @@ class LogStore:
                 f"The data directory {self._folder} cannot be written: {error.strerror}.",
                 "A start must note a new epoch there before it serves anything. Free some space, or mend the disk.",
             ) from error
+        if self._has_append_time():
+            self.append_clock.tick(self.now_ms())
+        self.append_clock.run = self._driver.run
         self._journal.start()
         self._driver.start(self.commit)
         self._schedule(self.monotonic_ms())
@@ -291,27 +332,75 @@ class LogStore:
         except KeyError:
             raise UnknownTopic(f"There is no partition {topic}-{index}.") from None
 
-    def create_topics(self, specifications: list[NewTopic]) -> list[Topic]:
-        """Add topics to the catalogue and open their partitions. Folders are made by the first write."""
-        made = self.catalogue.create(specifications)
-        for topic in made:
-            self._open_new(topic, range(topic.partitions))
-        return made
+    def change(self, plan: Plan, done: Changed) -> None:
+        """Change the catalogue: durably, then the partitions, then `done`. Waits for no disk.
 
-    def grow_topic(self, name: str, partitions: int) -> None:
-        """Give a topic more partitions."""
-        first = self.catalogue.topic(name).partitions
-        topic = self.catalogue.grow(name, partitions)
-        self._open_new(topic, range(first, partitions))
+        One change is under way at a time: `plan` is called when those before are in force, and returns the change to
+        the catalogue as it is then, or None where there is nothing to change. What it raises goes to `done`.
+        """
+        self._changes.append((plan, done))
+        self._change_next()
+
+    def _change_next(self) -> None:
+        while self._changes and not self._is_changing:
+            plan, done = self._changes.popleft()
+            try:
+                change = plan()
+            except Exception as error:
+                done(None, error)
+                continue
+            if change is None:
+                done(None, None)
+            else:
+                self._is_changing = True
+                self._driver.run(partial(self.catalogue.write, change), partial(self._written, change, done))
+
+    def _written(self, change: Change, done: Changed, _: None, error: Exception | None) -> None:
+        """A change is durable. Topics that begin to have append time need a reservation for their first batch."""
+
+        def reserved(_: PartitionOffline | None) -> None:
+            try:
+                self._have(change)
+            except Exception as failure:
+                log.exception("catalogue changed, and its partitions were not")
+                ended(None, failure)
+            else:
+                ended(change, None)
+
+        def ended(made: Change | None, failure: Exception | None) -> None:
+            self._is_changing = False
+            try:
+                done(made, failure)
+            finally:
+                self._change_next()
+
+        if error is not None:
+            ended(None, error)
+        elif any(self.catalogue.settings(topic).append_time for topic in self._altered(change)):
+            self.append_clock.cover(self.now_ms(), self.now_ms(), reserved)
+        else:
+            reserved(None)
+
+    def _altered(self, change: Change) -> Iterable[Topic]:
+        known = self.catalogue.topics
+        return (topic for topic in change.topics.values() if known.get(topic.name) != topic)
+
+    def _have(self, change: Change) -> None:
+        """Have a catalogue that is durable, and the partitions that it says. Folders are made by the first write."""
+        before, altered = self.catalogue.topics, list(self._altered(change))
+        self.catalogue.show(change)
+        self._remove(topic for topic in before.values() if topic.id not in self.catalogue.by_id)
+        for topic in altered:
+            known = before.get(topic.name)
+            if known is not None and known.id == topic.id:
+                self._open_new(topic, range(known.partitions, topic.partitions))
+                self._apply_settings(topic)
+            else:
+                self._open_new(topic, range(topic.partitions))
 
     def _open_new(self, topic: Topic, indexes: Iterable[int]) -> None:
         for index in indexes:
             self._add(topic, index, None, self._opener.fresh(self._folder_of(topic, index)))
-
-    def configure_topic(self, name: str, config: dict[str, str]) -> None:
-        """Replace a topic's own settings."""
-        self._apply_settings(self.catalogue.configure(name, config))
-        self._retention_due_ms = self.monotonic_ms()  # A full disk waits for what a lower retention frees.
 
     def _apply_settings(self, topic: Topic) -> None:
         settings = self.catalogue.settings(topic)
@@ -320,22 +409,35 @@ class LogStore:
             if holds_more(settings, partition.settings):
                 self._rounds.stop(topic.name)  # It may be about to remove what is held from now on.
             partition.configure(settings)
+        self._retention_due_ms = self.monotonic_ms()  # A full disk waits for what a lower retention frees.
+
+    def _change_now(self, change: Change) -> list[Topic]:
+        assert not self._is_changing, "one change at a time"
+        self.catalogue.write(change)
+        self._have(change)
+        return change.affected
+
+    # The following block: for the start of a node, for tools and tests.
+
+    def create_topics(self, specifications: list[NewTopic]) -> list[Topic]:
+        """Add topics."""
+        return self._change_now(self.catalogue.create(specifications))
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        self._change_now(self.catalogue.grow(name, partitions))
+
+    def configure_topic(self, name: str, config: dict[str, str]) -> None:
+        """Replace a topic's own settings."""
+        self._change_now(self.catalogue.configure(name, config))
 
     def take_over(self, version: int, topics: list[Topic]) -> None:
-        """Have the catalogue of the cluster's controller, and the partitions that it says."""
-        before = self.catalogue.topics
-        kept = {topic.id for topic in topics}
-        self.catalogue.take_over(version, topics)
-        self._remove(topic for topic in before.values() if topic.id not in kept)
-        for topic in topics:
-            known = before.get(topic.name)
-            first = known.partitions if known is not None and known.id == topic.id else 0
-            self._open_new(topic, range(first, topic.partitions))
-            self._apply_settings(topic)
+        """Have the catalogue of the cluster's controller."""
+        self._change_now(self.catalogue.take_over(version, topics))
 
     def delete_topics(self, names: list[str]) -> None:
         """Remove topics: first from the catalogue, then, behind all queued writes, from the disk."""
-        self._remove(self.catalogue.delete(names))
+        self._change_now(self.catalogue.delete(names))
 
     def _remove(self, topics: Iterable[Topic]) -> None:
         for topic in topics:
@@ -356,7 +458,8 @@ class LogStore:
         except OSError as error:
             log.warning("folder of a deleted topic kept until the next start", topic=name, error=str(error))
             return
-        self._driver.run(lambda: self.disk.remove(trashed), partial(self._ended, "trash kept"))
+        # Not in the way of other jobs: it takes long.
+        self._driver.run_long(lambda: self.disk.remove(trashed), partial(self._ended, "trash kept"))
 
     def delete_records(self, partition: PartitionLog, before: int, done: Callable[[Exception | None], None]) -> None:
         """Move the start of a log up; `done` once that is durable."""
@@ -472,8 +575,8 @@ class LogStore:
     def tick(self) -> None:
         """Do what is due. Called about once a second."""
         now_ms = self.monotonic_ms()
-        if any(partition.settings.append_time for partition in self.partitions.values()):
-            self.append_clock.tick(self.now_ms(), self._driver.run, _not_reserved)
+        if self._has_append_time() and (refusal := self.append_clock.tick(self.now_ms())) is not None:
+            log.warning("append times not reserved", error=str(refusal))
         has_space = self._has_space()
         for partition in list(self.partitions.values()):
             error = partition.write_error
@@ -489,40 +592,67 @@ class LogStore:
             self._periodic_checkpoint()
         if now_ms >= self._retention_due_ms:
             self._retention_due_ms = now_ms + self._retention_interval_ms
-            self.enforce_retention()
-            self.compact()
+            self.enforce_retention(self.compact)
 
-    def enforce_retention(self) -> None:
-        """Drop the segments that no topic's settings keep."""
-        now_ms, silent_since_ms = self.now_ms(), self.monotonic_ms() - self._producer_expiry_ms
-        dropped: list[Dropped] = []
+    def _has_append_time(self) -> bool:
+        return any(partition.settings.append_time for partition in self.partitions.values())
+
+    def enforce_retention(self, then: Callable[[], None] = lambda: None) -> None:
+        """Drop the segments that no topic's settings keep. Which these are is found out beside the loop."""
+        silent_since_ms = self.monotonic_ms() - self._producer_expiry_ms
+        led = []
         for partition in self.partitions.values():
             partition.producers.expire(silent_since_ms)
-            if not partition.is_leader or partition.failure is not None:
-                continue  # A follower's log starts where its leader's does.
-            try:
-                self._roll_if_expired(partition, now_ms)
-                start = min(retained_from(partition.segments, partition.settings, now_ms), partition.high_watermark)
-            except OSError as error:  # An index had to be made again from a segment that cannot be read.
-                log.warning("retention skipped", partition=partition.name, error=str(error))
+            if partition.is_leader and partition.failure is None:  # A follower's log starts where its leader's does.
+                led.append(partition)
+        self._look_for_expired(led, then)
+
+    def _look_for_expired(self, led: Iterable[PartitionLog], then: Callable[[], None]) -> None:
+        looked_at = [Kept(one, one.segments, one.segments[-1].size, one.settings) for one in led]
+
+        def found(expired: list[Expired] | None, error: Exception | None) -> None:
+            if expired is None:
+                log.warning("retention failed", error=str(error))
+                then()
+            elif rolled := self._drop_expired(looked_at, expired):
+                self._look_for_expired(rolled, then)
+            else:
+                then()
+
+        self._driver.run(partial(_all_expired, looked_at, self.now_ms()), found)
+
+    def _drop_expired(self, looked_at: list[Kept], found: list[Expired]) -> list[PartitionLog]:
+        """Move up the starts of logs whose settings and segments are still those that were looked at.
+
+        Where the last segment has expired, too, it is sealed; return these partitions.
+        """
+        dropped: list[Dropped] = []
+        rolled: list[PartitionLog] = []
+        for kept, expired in zip(looked_at, found, strict=True):
+            partition, number = kept.partition, expired.segments
+            if (
+                not partition.is_leader
+                or partition.is_discarded
+                or partition.settings is not kept.settings
+                or partition.segments[: number + 1] != kept.segments[: number + 1]
+            ):
                 continue
+            start = min(kept.segments[number].base_offset, partition.high_watermark)
+            last = partition.segments[-1]
+            if (
+                expired.is_last
+                and partition.high_watermark == partition.log_end
+                and (last, last.size) == (kept.segments[-1], kept.last_size)
+            ):
+                partition.roll()
+                rolled.append(partition)
             if segments := partition.advance_start(start):
                 dropped.append((partition, segments))
         if dropped or self._not_removed:
             sizes = [segment.size for _, segments in dropped for segment in segments]
             log.info("retention", dropped_segments=len(sizes), dropped_bytes=sum(sizes))
             self._drop(dropped)
-
-    def _roll_if_expired(self, partition: PartitionLog, now_ms: int) -> None:
-        """Seal the last segment if everything in it has expired."""
-        settings = partition.settings
-        if (
-            settings.deleted
-            and settings.retention_ms != UNLIMITED
-            and partition.high_watermark == partition.log_end
-            and is_expired(partition.segments[-1], settings, now_ms)
-        ):
-            partition.roll()
+        return rolled
 
     def compact(self) -> None:
         """Begin the next round of compaction that is due; one runs at a time. It needs space before it frees any."""

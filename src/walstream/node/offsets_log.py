@@ -16,12 +16,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from walstream import logs
+from walstream.cluster.local import Change as CatalogueChange
 from walstream.cluster.local import NewTopic
 from walstream.errors import CoordinatorUnavailable, CorruptBatch, CorruptLog, NotLeader, WalstreamError
 from walstream.log.batch import walk
 from walstream.log.partition_log import PartitionLog
 from walstream.log.records import Record, build_batch, iter_records
 from walstream.log.store import LogStore
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.offsets import SINCE_UNKNOWN, Change, Committed, OffsetTable, decode, encode
 
 log = logs.get(__name__)
@@ -194,7 +196,10 @@ class OffsetsLog:
         """
         if not changes:
             return
-        partition = self._created()
+        await self.prepare()
+        if OFFSETS_TOPIC not in self._store.catalogue.topics:
+            raise CoordinatorUnavailable("The controller has not made the topic of the offsets yet.")
+        partition = self._follow()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         batches = list(_batches(changes))
         left = len(batches)
@@ -263,13 +268,18 @@ class OffsetsLog:
                 if self._in_flight[key] == 0:
                     del self._in_flight[key]
 
-    def _created(self) -> PartitionLog:
-        if OFFSETS_TOPIC not in self._store.catalogue.topics:
-            if self._store.replicated:
-                raise CoordinatorUnavailable("The controller has not made the topic of the offsets yet.")
-            self._store.create_topics([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG)])
+    async def prepare(self) -> None:
+        """Create the topic if it does not exist; in a cluster that is for the controller to do."""
+        catalogue = self._store.catalogue
+
+        def plan() -> CatalogueChange | None:
+            is_missing = OFFSETS_TOPIC not in catalogue.topics
+            return catalogue.create([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG)]) if is_missing else None
+
+        if OFFSETS_TOPIC in catalogue.topics or self._store.replicated:
+            return
+        if await change_catalogue(self._store, plan) is not None:
             log.info("offsets topic created", topic=OFFSETS_TOPIC)
-        return self._follow()
 
 
 def _keys(changes: Iterable[Change]) -> list[Key]:

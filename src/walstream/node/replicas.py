@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from walstream import logs
-from walstream.cluster.local import NewTopic, Topic
+from walstream.cluster.local import Change, NewTopic, Topic
 from walstream.cluster.metadata import Member, NodeId, PartitionKey, PartitionState
 from walstream.cluster.static import Opening, StaticCluster
 from walstream.config import Config, ReplicationConfig
@@ -89,6 +89,8 @@ class Replicas:
         self._resigned_ms: dict[PartitionKey, int] = {}
         self._opening: set[PartitionKey] = set()
         self._topic_ids: set[UUID] = set()
+        self._behind_catalogue: dict[PeerLink, list[Message | PushedBatch]] = {}
+        """What came over a link behind a catalogue that is being made durable."""
         self._telling: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self.clock_ms = turns.clock_ms
@@ -134,7 +136,7 @@ class Replicas:
         catalogue = self.store.catalogue
         for topic in [topic for topic in catalogue.topics.values() if not topic.replicas]:
             wanted = self.config.replicas_of(topic.name, self.config.replication_factor)
-            catalogue.place(topic.name, wanted if wanted[0] == self.node_id else (self.node_id,))
+            catalogue.apply(catalogue.place(topic.name, wanted if wanted[0] == self.node_id else (self.node_id,)))
 
     def _dial(self) -> None:
         """Keep links with everybody as soon as this node has something to say."""
@@ -186,9 +188,9 @@ class Replicas:
         """Drop what is kept by topic, beside the replicas, for topics that were deleted."""
         current = set(self.store.catalogue.by_id)
         deleted, self._topic_ids = self._topic_ids - current, current
+        self.telling.forget_deleted_topics()
         if deleted:
             self._raised_ms = {key: ms for key, ms in self._raised_ms.items() if key[0] not in deleted}
-            self.telling.forget_topics(deleted)
             self._pushing.forget_topics(deleted)
 
     def _topic_of(self, partition: PartitionLog) -> Topic:
@@ -240,12 +242,22 @@ class Replicas:
     def _make_internal_topics(self) -> None:
         """Let the controller make the topic of the groups' offsets, once its leader is there."""
         catalogue = self.store.catalogue
-        if not self.telling.is_controller or OFFSETS_TOPIC in catalogue.topics:
-            return
-        leader = self.config.leader_of(OFFSETS_TOPIC)
-        if leader == self.node_id or leader in catalogue.joined:
+
+        def plan() -> Change | None:
+            leader = self.config.leader_of(OFFSETS_TOPIC)
+            if OFFSETS_TOPIC in catalogue.topics or (leader != self.node_id and leader not in catalogue.joined):
+                return None
             replicas = self.placement.replicas_for(OFFSETS_TOPIC, ANY_FACTOR)
-            self.store.create_topics([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG, replicas)])
+            return catalogue.create([NewTopic(OFFSETS_TOPIC, 1, TOPIC_CONFIG, replicas)])
+
+        def made(_: Change | None, error: Exception | None) -> None:
+            if error is not None:
+                log.error("offsets topic not created", error=str(error))
+                if not self._is_stopped:
+                    self._loop.call_later(RETRY_MS / 1000, self._make_internal_topics)
+
+        if self.telling.is_controller:
+            self.store.change(plan, made)
 
     def _node_joined(self) -> None:
         self.links.join(self.store.catalogue.cluster_id)
@@ -290,6 +302,7 @@ class Replicas:
     def link_closed(self, link: PeerLink, closed: Closed) -> None:
         """Hear that a link has ended."""
         self.telling.forget(link)
+        self._behind_catalogue.pop(link, None)
         self._pushing.end(link)
         if self.links.closed(link, closed) and link.peer is not None and link.peer.version > 1:
             self._tell_down(link.peer.node_id, link.is_outgoing)
@@ -302,10 +315,16 @@ class Replicas:
         """Hand what came over a link to whom it is for."""
         assert link.peer is not None
         peer, is_outgoing, replicas = link.peer.node_id, link.is_outgoing, self.replicas
-        for message in messages:
+        if link in self._behind_catalogue:
+            self._behind_catalogue[link] += messages
+            return
+        for number, message in enumerate(messages, start=1):
             match message:
                 case Catalogue():
-                    self._heard(link, message)
+                    self._behind_catalogue[link] = messages[number:]
+                    version = self.store.catalogue.version
+                    self.telling.heard(link, message, partial(self._heard, link, version))
+                    return
                 case CatalogueAck():
                     self.telling.acknowledged(link)
                 case PushedBatch():
@@ -317,11 +336,12 @@ class Replicas:
                     else:
                         link.refuse_unknown(message)  # type: ignore[arg-type]
 
-    def _heard(self, link: PeerLink, message: Catalogue) -> None:
-        version = self.store.catalogue.version
-        self.telling.heard(link, message)
+    def _heard(self, link: PeerLink, version: int) -> None:
+        """A catalogue is in force; what came behind it may be about its new partitions."""
         if self.store.catalogue.version != version:
-            self._topics_changed()  # At once: what comes next may be about the new partitions.
+            self._topics_changed()
+        if waiting := self._behind_catalogue.pop(link, None):
+            self.link_delivered(link, waiting)
 
     # ── what peers of version 1 need ─────────────────────────────────────────────────────────────────────────────
 

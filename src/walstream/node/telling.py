@@ -12,7 +12,9 @@ partitions older than its own folder knows that its disk was changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -23,6 +25,7 @@ from walstream.log.checkpoint import key_text
 from walstream.replication.messages import Catalogue, CatalogueAck
 
 if TYPE_CHECKING:
+    from walstream.cluster.local import Change, Topic
     from walstream.cluster.metadata import NodeId, PartitionKey, PartitionState
     from walstream.config import ReplicationConfig
     from walstream.log.store import LogStore
@@ -41,6 +44,8 @@ class Telling:
         self._catalogue = store.catalogue
         self._joined = joined
         self._in_sync: dict[str, tuple[int, list[int]]] = {}
+        self._newest_report = 0
+        """The newest version of the catalogue that a leader had when it reported."""
         self._leading: dict[str, tuple[int, list[int]]] = {}
         self._told: dict[PeerLink, tuple[int, dict[str, tuple[int, list[int]]]]] = {}
         """Per link, the version and the records that were sent."""
@@ -82,35 +87,53 @@ class Telling:
         peer = link.peer.node_id
         if not self.is_controller or peer in self._catalogue.joined:
             return
-        try:
-            self._catalogue.note_joined(peer)
-        except WalstreamError as error:
-            log.error("a node that has joined was not noted", peer=peer, error=str(error))
-            link.fail(LinkRefused(f"That node {peer} has joined is not kept: {error}."))
-            return
-        log.info("a node has joined", peer=peer)
-        self._joined()
+
+        def noted(change: Change | None, error: Exception | None) -> None:
+            if error is not None:
+                log.error("a node that has joined was not noted", peer=peer, error=str(error))
+                link.fail(LinkRefused(f"That node {peer} has joined is not kept: {error}."))
+            elif change is not None:
+                log.info("a node has joined", peer=peer)
+                self._joined()
+
+        self._store.change(partial(self._catalogue.note_joined, peer), noted)
 
     # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, link: PeerLink, message: Catalogue) -> None:
-        """Take what a leader says, and acknowledge it; a wrong one is refused."""
+    def heard(self, link: PeerLink, message: Catalogue, done: Callable[[], None]) -> None:
+        """Take what a leader says, and acknowledge it once it is durable; a wrong one is refused. `done` either way."""
         assert link.peer is not None
+        peer, cluster_id = link.peer.node_id, link.peer.cluster_id
+
+        def taken(told: Told, change: Change | None, error: Exception | None) -> None:
+            if error is not None:
+                log.error("a catalogue was refused", peer=peer, error=str(error))
+                # The controller tells it again to a link that is new.
+                is_known = isinstance(error, WalstreamError)
+                link.fail(error if is_known else LinkRefused(f"The topics are not kept: {error}."))  # type: ignore[arg-type]
+            else:
+                if change is not None and change.meta is not None:
+                    log.info("joined the cluster", cluster_id=cluster_id, controller=peer, topics=len(change.topics))
+                    self._joined()
+                self._reported(message.version, told.leading)
+                if not link.is_closed:
+                    link.send(CatalogueAck(message.version))
+            done()
+
         try:
             told = decode_told(message.body)
-            if told.topics is not None:
-                self._take_over(link.peer.node_id, link.peer.cluster_id, message.version, told)
-        except (OSError, WalstreamError) as error:
-            log.error("a catalogue was refused", peer=link.peer.node_id, error=str(error))
-            # The controller tells it again to a link that is new.
-            link.fail(error if isinstance(error, WalstreamError) else LinkRefused(f"The topics are not kept: {error}."))
+        except WalstreamError as error:
+            taken(Told(), None, error)
             return
-        self._in_sync |= told.leading
-        link.send(CatalogueAck(message.version))
+        if told.topics is None:
+            taken(told, None, None)
+        else:
+            plan = partial(self._plan, peer, cluster_id, message.version, told.topics)
+            self._store.change(plan, partial(taken, told))
 
-    def _take_over(self, peer: NodeId, cluster_id: str, version: int, told: Told) -> None:
+    def _plan(self, peer: NodeId, cluster_id: str, version: int, topics: list[Topic]) -> Change | None:
+        """Plan to take over the controller's catalogue, and to join its cluster if this node belongs to none."""
         catalogue = self._catalogue
-        assert told.topics is not None
         if peer != self._config.controller:
             raise LinkRefused(
                 f"Node {peer} sends topics, and node {self._config.controller} is the controller here.",
@@ -121,16 +144,28 @@ class Telling:
                 f"The controller's catalogue has version {version}; this node has had {catalogue.version} from it.",
                 "The controller has lost what it knew: give it back its data folder.",
             )
-        if not catalogue.cluster_id:
-            catalogue.join(cluster_id, version)
-            log.info("joined the cluster", cluster_id=cluster_id, controller=peer, topics=len(told.topics))
-            self._joined()
-        if version > catalogue.version:
-            self._store.take_over(version, told.topics)
+        change = catalogue.take_over(version, topics) if version > catalogue.version else None
+        if catalogue.cluster_id:
+            return change
+        joining = catalogue.join(cluster_id, version)
+        return joining if change is None else replace(change, meta=joining.meta)
 
-    def forget_topics(self, deleted: Container[UUID]) -> None:
-        """Drop what leaders reported about topics that were deleted."""
-        self._in_sync = {name: known for name, known in self._in_sync.items() if UUID(name[:36]) not in deleted}
+    def _reported(self, version: int, leading: dict[str, tuple[int, list[int]]]) -> None:
+        """Keep what a leader reports that has this version of the catalogue."""
+        self._newest_report = max(self._newest_report, version)
+        if version > self._catalogue.version:
+            self._in_sync |= leading  # Perhaps about topics that this node does not have yet.
+        else:
+            self._in_sync |= self._of_topics(leading)
+
+    def forget_deleted_topics(self) -> None:
+        """Drop what leaders have reported about topics that were deleted."""
+        if self._newest_report <= self._catalogue.version:
+            self._in_sync = self._of_topics(self._in_sync)
+
+    def _of_topics(self, leading: dict[str, tuple[int, list[int]]]) -> dict[str, tuple[int, list[int]]]:
+        topics = self._catalogue.by_id
+        return {name: record for name, record in leading.items() if UUID(name[:36]) in topics}
 
     def in_sync(self, key: PartitionKey) -> tuple[int, list[int]] | None:
         """Return epoch and in-sync replicas as the partition's leader last told them."""

@@ -102,9 +102,9 @@ class SimNode(Serving):
         catalogue = Catalogue(self.disk, FOLDER, node_id=self.id, defaults=defaults, founds_cluster=False)
         if not catalogue.cluster_id:
             # The first disk was there before the topics were.
-            catalogue.join(CLUSTER_ID, cluster.catalogue_version if self.life else 0)
+            catalogue.apply(catalogue.join(CLUSTER_ID, cluster.catalogue_version if self.life else 0))
         if catalogue.version < cluster.catalogue_version:
-            catalogue.take_over(cluster.catalogue_version, cluster.topics)
+            catalogue.apply(catalogue.take_over(cluster.catalogue_version, cluster.topics))
         static = None
         if cluster.scenario.is_static:
             static = StaticCluster(self.disk, FOLDER, self.id, clock.now_ms, self._run_job)

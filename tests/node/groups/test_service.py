@@ -15,14 +15,27 @@ from node.groups.world import subscription
 from node.running import running_node
 from walstream import config
 from walstream.cluster.local import NewTopic
+from walstream.error_codes import codes
 from walstream.errors import (
+    BatchTooLarge,
     CoordinatorLoading,
     CoordinatorUnavailable,
+    CorruptLog,
+    DirectoryUnusable,
+    DiskFull,
     GroupFull,
     GroupNotEmpty,
     GroupNotFound,
     NotCoordinator,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    PartitionOffline,
+    RequestTimedOut,
+    SyncFailed,
     UnknownMember,
+    UnknownTopic,
+    WalstreamError,
 )
 from walstream.log.partition_log import PartitionLog
 from walstream.node.groups import service
@@ -126,6 +139,46 @@ async def test_stopping_answers_and_refuses(tmp_path: Path) -> None:
             await task
         with pytest.raises(CoordinatorUnavailable):
             await node.groups.ask(_join())
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (NotEnoughReplicas, 15),
+        (NotEnoughReplicasAfterAppend, 15),
+        (RequestTimedOut, 15),
+        (UnknownTopic, 15),
+        (NotLeader, 16),
+        (PartitionOffline, 16),
+        (DiskFull, 16),
+        (SyncFailed, 16),
+        (CorruptLog, 16),
+        (DirectoryUnusable, 16),
+        (BatchTooLarge, 28),
+    ],
+)
+async def test_what_the_log_refuses_is_answered_as_by_kafkas_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: type[WalstreamError], code: int
+) -> None:
+    """COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, INVALID_COMMIT_OFFSET_SIZE: see GroupMetadataManager of Kafka."""
+    async with running_node(tmp_path) as node:
+        _create(node, "t")
+        await node.groups.commit("g", {("t", 0): _at(1)})
+
+        def append(*_: object, **__: object) -> None:
+            raise refused("It is planted.")
+
+        monkeypatch.setattr(PartitionLog, "append", append)
+        for request in (
+            node.groups.commit("g", {("t", 0): _at(2)}),
+            node.groups.delete_offsets("g", [("t", 0)]),
+            node.groups.delete_group("g"),
+        ):
+            with pytest.raises(WalstreamError) as raised:
+                await request
+            assert codes(raised.value).kafka == code
+        monkeypatch.undo()
+        assert node.groups.committed("g") == {("t", 0): _at(1)}
 
 
 async def test_offsets_of_an_abandoned_group_lapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

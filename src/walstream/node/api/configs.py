@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from walstream.cluster.local import Topic
+from walstream.cluster.local import Change, Topic
 from walstream.config import NODE_SECTIONS, value_of
 from walstream.config import fields as config_fields
 from walstream.errors import InvalidRequest, InvalidTopicConfig, PolicyViolation
 from walstream.log.settings import BY_NAME, NO_HOLD, TopicSettings
 from walstream.node.api.answers import failure
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.context import Context
 from walstream.node.wire import Message, Reply
 
@@ -142,23 +144,24 @@ async def alter_configs(context: Context, request: Message) -> Reply:
     return await _alter(context, request, _replace)
 
 
-Change = Callable[[Topic, Message, TopicSettings], dict[str, str]]
+Altered = Callable[[Topic, Message, TopicSettings], dict[str, str]]
 
 
-async def _alter(context: Context, request: Message, change: Change) -> Reply:
+async def _alter(context: Context, request: Message, altered: Altered) -> Reply:
     responses = []
     for resource in {(one.resource_type, one.resource_name): one for one in request.resources}.values():
         reply: Reply = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
         try:
-            _alter_one(context, resource, change, request.validate_only)
+            plan = partial(_alteration, context, resource, altered, validate_only=request.validate_only)
+            await change_catalogue(context.node.store, plan)
         except Exception as error:
             reply |= failure(context, error)
         responses.append(reply)
-        await asyncio.sleep(0)  # Each costs an fsync; other clients have their turn in between.
+        await asyncio.sleep(0)  # What is refused waits for nothing: other clients have their turn in between.
     return {"responses": responses}
 
 
-def _alter_one(context: Context, resource: Message, change: Change, validate_only: bool) -> None:
+def _alteration(context: Context, resource: Message, altered: Altered, *, validate_only: bool) -> Change | None:
     if resource.resource_type != TOPIC:
         context.authorize("admin", "cluster")
         raise InvalidRequest(
@@ -171,11 +174,10 @@ def _alter_one(context: Context, resource: Message, change: Change, validate_onl
     topic = node.catalogue.topic(resource.resource_name)
     if len({entry.name for entry in resource.configs}) < len(resource.configs):
         raise InvalidRequest("The request names a setting twice.")
-    config = change(topic, resource, node.catalogue.settings(topic))
+    config = altered(topic, resource, node.catalogue.settings(topic))
     TopicSettings.parse(config)
     _check_hold(topic, node.catalogue.settings(topic), node.catalogue.settings(replace(topic, config=config)))
-    if not validate_only:
-        node.store.configure_topic(topic.name, config)
+    return None if validate_only else node.catalogue.configure(topic.name, config)
 
 
 def _check_hold(topic: Topic, before: TopicSettings, after: TopicSettings) -> None:

@@ -42,6 +42,7 @@ async def offset_commit(context: Context, request: Message) -> Reply:
     results: PartitionCodes = dict.fromkeys(asked, 0)
     try:
         context.authorize("read", "group", request.group_id)
+        await groups.prepare_commits()
         groups.check_commit(
             request.group_id, request.member_id, request.group_instance_id, request.generation_id_or_member_epoch
         )

@@ -6,11 +6,12 @@ permissions say so.
 
 from __future__ import annotations
 
-from walstream.cluster.local import NewTopic, Topic
+from walstream.cluster.local import Change, NewTopic, Topic
 from walstream.error_codes import codes
 from walstream.errors import LeaderNotAvailable, NotAuthorized, WalstreamError
 from walstream.node.api.answers import OPERATIONS_UNASKED, cluster_operations, code_of, topic_operations
-from walstream.node.api.topics import add_topics, new_topic
+from walstream.node.api.topics import creation, new_topic
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.context import Context
 from walstream.node.placement import NOBODY, Placed
 from walstream.node.wire import Message, Reply
@@ -24,12 +25,12 @@ async def metadata(context: Context, request: Message) -> Reply:
         "brokers": [{"node_id": one.id, "host": one.host, "port": one.port} for one in context.brokers.values()],
         "cluster_id": node.catalogue.cluster_id or None,
         "controller_id": node.placement.controller_id,
-        "topics": _topics(context, request),
+        "topics": await _topics(context, request),
         "cluster_authorized_operations": cluster_operations(context) if wants_cluster else OPERATIONS_UNASKED,
     }
 
 
-def _topics(context: Context, request: Message) -> list[Reply]:
+async def _topics(context: Context, request: Message) -> list[Reply]:
     asked = request.topics
     # Version 0 had no null: an empty list meant all.
     if asked is None or (context.version == 0 and not asked):
@@ -42,25 +43,31 @@ def _topics(context: Context, request: Message) -> list[Reply]:
     # Only the controller makes topics; a client that asks another node asks again, and it asks them all in turn.
     is_controller = node.placement.controller_id == node.catalogue.node_id
     if request.allow_auto_topic_creation and node.config.log.auto_create_topics and is_controller:
-        refused = _create_missing(context, wanted)
+        refused = await _create_missing(context, wanted)
     return [_answer(context, request, one, refused) for one in wanted]
 
 
-def _create_missing(context: Context, wanted: list[Message]) -> dict[str, Exception]:
+async def _create_missing(context: Context, wanted: list[Message]) -> dict[str, Exception]:
     """Create the topics that are asked for by name and do not exist; return why not, for those that were not."""
     catalogue = context.node.catalogue
+    missing = [one.name for one in wanted if one.name is not None and one.name not in catalogue.topics]
     checked: list[NewTopic] = []
     refused: dict[str, Exception] = {}
-    for name in (one.name for one in wanted if one.name is not None and one.name not in catalogue.topics):
-        try:
-            if not context.may("admin", "topic", name):
-                raise NotAuthorized(f"There is no topic {name!r}, and you may not create it.")
-            checked.append(new_topic(context, name))
-        except WalstreamError as error:
-            refused[name] = error
+
+    def plan() -> Change | None:
+        for name in missing:
+            try:
+                if not context.may("admin", "topic", name):
+                    raise NotAuthorized(f"There is no topic {name!r}, and you may not create it.")
+                if name not in catalogue.topics:  # Another request may have been first.
+                    checked.append(new_topic(context, name))
+            except WalstreamError as error:
+                refused[name] = error
+        return creation(context, checked)
+
     try:
-        if checked:
-            add_topics(context, checked)
+        if missing:
+            await change_catalogue(context.node.store, plan)
     except Exception as error:
         refused |= {new.name: error for new in checked}
     return refused

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from walstream import logs
-from walstream.cluster.local import NewTopic, Topic
+from walstream.cluster.local import Change, NewTopic, Topic
 from walstream.errors import (
     InvalidPartitions,
     InvalidReplication,
@@ -23,6 +24,7 @@ from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import BY_NAME
 from walstream.node.api.answers import code_of, failure
 from walstream.node.api.leading import check_leader
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.context import Context
 from walstream.node.placement import ANY_FACTOR
 from walstream.node.wire import NO_UUID, Message, Reply
@@ -51,10 +53,10 @@ def new_topic(
     return new
 
 
-def add_topics(context: Context, new: Sequence[NewTopic]) -> list[Topic]:
-    """Create topics that were checked, if the node has room for their partitions."""
+def creation(context: Context, new: Sequence[NewTopic]) -> Change | None:
+    """Plan to create topics that were checked, if the node has room for their partitions."""
     check_room(context, sum(one.partitions for one in new))
-    return context.node.store.create_topics(list(new))
+    return context.node.catalogue.create(list(new)) if new else None
 
 
 def check_room(context: Context, more: int) -> None:
@@ -71,24 +73,29 @@ async def create_topics(context: Context, request: Message) -> Reply:
     """Create topics, or with `validate_only` say whether it would work."""
     replies: dict[str, Reply] = {}
     checked: list[NewTopic] = []
-    partitions = 0
     twice = _twice(topic.name for topic in request.topics)
-    for asked in request.topics:
-        try:
-            if asked.name in twice:
-                raise InvalidRequest(f"The request names {asked.name!r} twice.")
-            context.authorize("admin", "topic", asked.name)
-            context.node.placement.check_controller()
-            new = _specification(context, asked)
-            check_room(context, partitions + new.partitions)
-            checked.append(new)
-            partitions += new.partitions
-        except Exception as error:
-            replies[asked.name] = {"name": asked.name, "configs": None, **failure(context, error)}
+
+    def plan() -> Change | None:
+        partitions = 0
+        for asked in request.topics:
+            try:
+                if asked.name in twice:
+                    raise InvalidRequest(f"The request names {asked.name!r} twice.")
+                context.authorize("admin", "topic", asked.name)
+                context.node.placement.check_controller()
+                new = _specification(context, asked)
+                check_room(context, partitions + new.partitions)
+                checked.append(new)
+                partitions += new.partitions
+            except Exception as error:
+                replies[asked.name] = {"name": asked.name, "configs": None, **failure(context, error)}
+        return None if request.validate_only else creation(context, checked)
+
     try:
-        made = {} if request.validate_only else {topic.name: topic for topic in add_topics(context, checked)}
+        made = await change_catalogue(context.node.store, plan)
+        topics = {} if made is None else {topic.name: topic for topic in made.affected}
         for new in checked:
-            replies[new.name] = _created(context, new, made.get(new.name))
+            replies[new.name] = _created(context, new, topics.get(new.name))
     except Exception as error:
         replies |= {new.name: {"name": new.name, "configs": None, **failure(context, error)} for new in checked}
     return {"topics": list(replies.values())}
@@ -125,75 +132,74 @@ async def delete_topics(context: Context, request: Message) -> Reply:
     catalogue = context.node.catalogue
     replies: list[Reply] = []
     found: dict[str, Reply] = {}
-    for name, topic_id in asked:
-        try:
-            if name is None:
-                topic = catalogue.topic_by_id(topic_id)
+
+    def plan() -> Change | None:
+        for name, topic_id in asked:
+            try:
+                if name is None:
+                    topic = catalogue.topic_by_id(topic_id)
+                else:
+                    context.authorize("admin", "topic", name)
+                    topic = catalogue.topic(name)
+                context.authorize("admin", "topic", topic.name)
+                context.node.placement.check_controller()
+                if topic.is_internal:
+                    raise InvalidTopic(f"{topic.name} belongs to the node.")
+                if topic.name in found:
+                    raise InvalidRequest(f"The request names {topic.name!r} twice.")
+            except Exception as error:
+                replies.append({"name": name, "topic_id": topic_id, **failure(context, error)})
             else:
-                context.authorize("admin", "topic", name)
-                topic = catalogue.topic(name)
-            context.authorize("admin", "topic", topic.name)
-            context.node.placement.check_controller()
-            if topic.is_internal:
-                raise InvalidTopic(f"{topic.name} belongs to the node.")
-            if topic.name in found:
-                raise InvalidRequest(f"The request names {topic.name!r} twice.")
-        except Exception as error:
-            replies.append({"name": name, "topic_id": topic_id, **failure(context, error)})
-        else:
-            found[topic.name] = {"name": topic.name, "topic_id": topic.id}
-            replies.append(found[topic.name])
-    if found:
-        refused = await _delete(context, found)
-        for reply in found.values():
-            reply.update(refused)
-    return {"responses": replies}
+                found[topic.name] = {"name": topic.name, "topic_id": topic.id}
+                replies.append(found[topic.name])
+        return catalogue.delete(list(found)) if found else None
 
-
-async def _delete(context: Context, names: Iterable[str]) -> Reply:
-    """Delete topics and the offsets committed for them; return the error if the topics cannot be deleted."""
     try:
-        context.node.store.delete_topics(list(names))
+        await change_catalogue(context.node.store, plan)
     except Exception as error:
-        return failure(context, error)
+        for reply in found.values():
+            reply.update(failure(context, error))
+        return {"responses": replies}
     try:
-        await context.node.groups.forget_deleted_topics()
+        if found:
+            await context.node.groups.forget_deleted_topics()
     except Exception as error:
         # The topics are deleted and their offsets are served to nobody; the upkeep of the groups tries again.
-        log.warning("offsets of deleted topics kept", topics=list(names), error=str(error) or repr(error))
-    return {}
+        log.warning("offsets of deleted topics kept", topics=list(found), error=str(error) or repr(error))
+    return {"responses": replies}
 
 
 async def create_partitions(context: Context, request: Message) -> Reply:
     """Give topics more partitions."""
     twice = _twice(topic.name for topic in request.topics)
-    results = []
+    results: list[Reply] = []
     for asked in {topic.name: topic for topic in request.topics}.values():
-        results.append(_grow(context, asked, is_twice=asked.name in twice, validate_only=request.validate_only))
-        await asyncio.sleep(0)  # Each costs an fsync; other clients have their turn in between.
+        plan = partial(_growth, context, asked, is_twice=asked.name in twice, validate_only=request.validate_only)
+        try:
+            await change_catalogue(context.node.store, plan)
+        except Exception as error:
+            results.append({"name": asked.name, **failure(context, error)})
+        else:
+            results.append({"name": asked.name})
+        await asyncio.sleep(0)  # What is refused waits for nothing: other clients have their turn in between.
     return {"results": results}
 
 
-def _grow(context: Context, asked: Message, *, is_twice: bool, validate_only: bool) -> Reply:
+def _growth(context: Context, asked: Message, *, is_twice: bool, validate_only: bool) -> Change | None:
     node = context.node
-    try:
-        if is_twice:
-            raise InvalidRequest(f"The request names {asked.name!r} twice.")
-        context.authorize("admin", "topic", asked.name)
-        node.placement.check_controller()
-        topic = node.catalogue.topic(asked.name)
-        if topic.is_internal:
-            raise InvalidTopic(f"{topic.name} belongs to the node.")
-        if asked.assignments:
-            raise InvalidReplication("The node places partitions itself.", "Leave the assignments out.")
-        if asked.count <= topic.partitions:
-            raise InvalidPartitions(f"{asked.name} has {topic.partitions} partitions and can only be given more.")
-        check_room(context, asked.count - topic.partitions)
-        if not validate_only:
-            node.store.grow_topic(asked.name, asked.count)
-    except Exception as error:
-        return {"name": asked.name, **failure(context, error)}
-    return {"name": asked.name}
+    if is_twice:
+        raise InvalidRequest(f"The request names {asked.name!r} twice.")
+    context.authorize("admin", "topic", asked.name)
+    node.placement.check_controller()
+    topic = node.catalogue.topic(asked.name)
+    if topic.is_internal:
+        raise InvalidTopic(f"{topic.name} belongs to the node.")
+    if asked.assignments:
+        raise InvalidReplication("The node places partitions itself.", "Leave the assignments out.")
+    if asked.count <= topic.partitions:
+        raise InvalidPartitions(f"{asked.name} has {topic.partitions} partitions and can only be given more.")
+    check_room(context, asked.count - topic.partitions)
+    return None if validate_only else node.catalogue.grow(asked.name, asked.count)
 
 
 async def delete_records(context: Context, request: Message) -> Reply:

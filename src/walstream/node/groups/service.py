@@ -213,6 +213,13 @@ class GroupService:
 
     # Offsets
 
+    async def prepare_commits(self) -> None:
+        """Have a topic for the offsets. Raises CoordinatorUnavailable."""
+        try:
+            await self.offsets.prepare()
+        except WalstreamError as error:
+            raise CoordinatorUnavailable(error.message, error.hint) from error
+
     def check_commit(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """Raise unless the group takes commits from this member."""
         self.check()
