@@ -45,6 +45,16 @@ SEED = {
     "reading nothing again": 3,
     "asking nobody for what is damaged": 3,
     "holding on to what was given up": 8,
+    "skipping damage": 3,
+    "never loading again": 0,
+    "loading below an old high watermark": 3,
+    "applying only what was answered": 3,
+    "answering before it is committed": 0,
+    "deleting only what is committed": 3,
+    "comparing names of topics": 1,
+    "raising what the log raises": 0,
+    "comparing headers": 0,
+    "looking above the high watermark": 0,
 }
 """The seed that finds each quickly. Another change of the code may shift it: then one of the next ones does."""
 

@@ -2,7 +2,7 @@
 """The mistakes that are planted to prove the checkers: each breaks one rule of replication, and must be found.
 
 Those here are about what is cut and counted, what is durable and visible, and who is elected. `bugs_for_clients` has
-those about what clients are told and about coming back.
+those about what clients are told and about coming back, `bugs_for_groups` those about offsets and times.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from walstream.replication.reconcile import Accepted, judge
 from walstream.replication.sessions import Session
 from walstream.replication.wire.credit import SpentCredit
 from walstream.sim.bugs_for_clients import BUGS_FOR_CLIENTS
+from walstream.sim.bugs_for_groups import BUGS_FOR_GROUPS
 from walstream.sim.clock import MS
 from walstream.sim.metadata import SimMetadata
 from walstream.sim.planting import Bug, Patch, owner_of
@@ -379,4 +380,5 @@ BUGS = (
         _sending_without_credit, ("slow disk",),
     ),
     *BUGS_FOR_CLIENTS,
+    *BUGS_FOR_GROUPS,
 )  # fmt: skip

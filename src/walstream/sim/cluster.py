@@ -16,12 +16,15 @@ from walstream.cluster.metadata import NodeId, PartitionKey
 from walstream.errors import NotEnoughReplicas, WalstreamError
 from walstream.log.records import Record, build_batch
 from walstream.node.driver import Replica
+from walstream.node.offsets_log import OFFSETS_TOPIC
 from walstream.replication.leader import Leader
 from walstream.replication.settings import CoreSettings, Mode
 from walstream.sim.checkers import ACKS_ALL, Checkers, Violation
 from walstream.sim.clock import MS, SECOND, Clock
 from walstream.sim.copies import Copy
 from walstream.sim.faults import Faults
+from walstream.sim.groups import Groups
+from walstream.sim.lookups import Lookups, Records
 from walstream.sim.metadata import SimMetadata
 from walstream.sim.network import Network
 from walstream.sim.node import SimNode
@@ -55,13 +58,21 @@ class Cluster:
         if not scenario.is_static:
             self.metadata = SimMetadata(clock, self.network, unclean_allowed=scenario.is_unclean_allowed)
         self.answer_loss = 0.0
+        self.are_faults_over = False
         self.catalogue_version = 0
         self.topics: list[Topic] = []
         self.placement: dict[PartitionKey, tuple[NodeId, ...]] = {}
         self._id_count = 0
         self._create_topic("t", scenario.partitions)
-        self.nodes = [SimNode(self, number) for number in range(1, scenario.nodes + 1)]
         keys = list(self.placement)
+        self.records = Records(is_kept=scenario.has_lookups)
+        self.clients: list[Groups | Lookups] = []
+        if scenario.has_groups:
+            self._create_topic(OFFSETS_TOPIC, 1)
+            self.clients.append(Groups(self))
+        if scenario.has_lookups:
+            self.clients.append(Lookups(self))
+        self.nodes = [SimNode(self, number) for number in range(1, scenario.nodes + 1)]
         self.producers = producers_of(self, keys)
         self.readers = readers_of(self, keys)
         self.operator = Operator(self)
@@ -71,7 +82,8 @@ class Cluster:
         scenario = self.scenario
         self.catalogue_version += 1
         config = {"min.insync.replicas": str(scenario.min_isr)}
-        topic = Topic(name, self.new_id(), partitions, config, since=self.catalogue_version)
+        replicas = list(range(1, scenario.nodes + 1))[: scenario.replicas] if name == OFFSETS_TOPIC else []
+        topic = Topic(name, self.new_id(), partitions, config, replicas, since=self.catalogue_version)
         self.topics.append(topic)
         for index in range(partitions):
             nodes = tuple((index + i) % scenario.nodes + 1 for i in range(scenario.replicas))
@@ -115,11 +127,16 @@ class Cluster:
 
     def run(self, steps: int) -> None:
         """Make the whole run. Raises Violation."""
-        self.start()
-        for _ in range(steps):
-            if not self.clock.step():
-                break
-        self.settle()
+        try:
+            self.start()
+            for _ in range(steps):
+                if not self.clock.step():
+                    break
+            self.settle()
+        finally:
+            for node in self.nodes:
+                if node.api is not None:
+                    node.api.loop.close()
 
     def start(self) -> None:
         """Start the nodes, the clients and the faults."""
@@ -130,12 +147,17 @@ class Cluster:
             producer.start()
         for reader in self.readers:
             reader.start()
+        for clients in self.clients:
+            clients.start()
         self.operator.start()
         self.faults.start()
 
     def settle(self) -> None:
         """End all faults and wait until all is well, then write once more."""
         self.faults.stop()
+        self.are_faults_over = True
+        for clients in self.clients:
+            clients.stop()
         for producer in self.producers:
             producer.is_over = True
         for reader in self.readers:
@@ -145,11 +167,13 @@ class Cluster:
             self.operator.repeat()
         self._wait("convergence", self._what_is_wrong)
         acknowledged: list[bool] = []
-        for key in self.placement:
+        keys = [(topic.id, index) for topic in self.client_topics for index in range(topic.partitions)]
+        for key in keys:
             self._write_again(key, acknowledged)
-        self._wait(
-            "writes resume", lambda: None if len(acknowledged) == len(self.placement) else "a write is not acked"
-        )
+        self._wait("writes resume", lambda: None if len(acknowledged) == len(keys) else "a write is not acked")
+        for clients in self.clients:
+            clients.finish()
+        self._wait("coordinator resumes", self._unserved)
         self._wait("convergence", self._what_is_wrong)
         self.trace("world", "all is well")
 
@@ -178,6 +202,10 @@ class Cluster:
                 return f"p{key[1]}: {wrong}"
         return None
 
+    def _unserved(self) -> str | None:
+        """Return what keeps groups and time look-ups from being served."""
+        return next((reason for clients in self.clients if (reason := clients.unfinished()) is not None), None)
+
     def _write_again(self, key: PartitionKey, acknowledged: list[bool]) -> None:
         """Write once more; a client that is told to try again does, as long as there is time."""
         again = partial(self._write_again, key, acknowledged)
@@ -197,6 +225,11 @@ class Cluster:
             node.produce(key, build_batch([Record(0, self.clock.now_ms, None, b"the last")]), ACKS_ALL, answered)
 
     # ── what others ask ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def client_topics(self) -> list[Topic]:
+        """The topics that clients read and write."""
+        return [topic for topic in self.topics if not topic.is_internal]
 
     def copies(self, key: PartitionKey) -> list[Copy]:
         """Return the copies of a partition whose nodes are up."""

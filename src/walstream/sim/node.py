@@ -10,6 +10,7 @@ A life begins with `start` and ends with `stop` (cleanly), `crash` or a blown fu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +31,7 @@ from walstream.replication.context import NEVER
 from walstream.replication.effects import Report
 from walstream.replication.events import MetadataChanged
 from walstream.replication.manager import Manager
+from walstream.sim.api import SimApi
 from walstream.sim.clock import MS, SECOND, Timer
 from walstream.sim.copies import Copy
 from walstream.sim.disk import PowerLost, SimDisk
@@ -67,6 +69,9 @@ class SimNode(Serving):
         self.is_paused = False
         self.life = 0
         self.copies: dict[PartitionKey, Copy] = {}
+        self.api: SimApi | None = None
+        """The request handlers of this life, in a run whose clients use them."""
+        self._in_loop: Callable[[], AbstractContextManager[None]] = nullcontext
         self._waiting: list[Callable[[], None]] = []
         self.marks = Marks(_call)
         self._wakes: dict[PartitionKey, Timer] = {}
@@ -116,6 +121,9 @@ class SimNode(Serving):
             journal_bytes_max=JOURNAL_BYTES, journal_prepared_bytes=JOURNAL_BYTES // 2,
             checkpoint_interval_ms=3_000, new_id=cluster.new_id, scrub_bytes_per_s=cluster.scenario.scrub_bytes_per_s,
         )  # fmt: skip
+        if cluster.clients:
+            self.api = SimApi(self)
+            self._in_loop = self.api.loop.running
         self.marks, self._wakes, self.copies = Marks(_call), {}, {}
         mine = self._logs_without_core()
         if static is not None:
@@ -213,6 +221,8 @@ class SimNode(Serving):
             return  # It did not live to hear it.
         self.cluster.trace(f"n{self.id}", "stops")
         try:
+            if self.api is not None:
+                self.api.stop()
             self._end()
             for copy in self.copies.values():
                 copy.replica.close()
@@ -246,6 +256,8 @@ class SimNode(Serving):
         if self.is_up:
             self.is_up = False
             self.links.stop()
+            if self.api is not None:
+                self.api.loop.close()
             for timer in self._wakes.values():
                 timer.cancel()
             if isinstance(self.metadata, MetadataClient):
@@ -265,8 +277,9 @@ class SimNode(Serving):
             return
         self._is_running = True
         try:
-            callback()
-            self._end_turn()
+            with self._in_loop():
+                callback()
+                self._end_turn()
         except PowerLost:
             self._lose_power("in the middle of something")
         finally:
@@ -374,7 +387,9 @@ class SimNode(Serving):
             self.metadata.lead_again(replica.key, replica.partition.leader_epoch)
 
     def role_changed(self, replica: Replica) -> None:
-        """Hear that the replica leads, or does not lead any more."""
+        """Let the group coordinator follow the leader of the offsets topic."""
+        if self.api is not None and self.is_up:
+            self.api.role_changed(replica)
 
     def replica_failed(self, replica: Replica, error: Exception) -> None:  # noqa: ARG002 - the protocol's signature
         """End the run: here a failure is a finding."""

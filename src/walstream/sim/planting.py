@@ -34,6 +34,10 @@ class Bug:
     scrub_bytes_per_s: int = 0
     has_trims: bool = False
     is_unclean_allowed: bool = False
+    has_topic_changes: bool | None = None
+    """None: as the seed draws it."""
+    has_groups: bool = False
+    has_lookups: bool = False
 
     def make(self, clock: Clock, scenario: Scenario, write: Callable[[str], None] | None) -> Cluster:
         """Make a cluster in which it shows soon: for `run_seed`."""
@@ -43,6 +47,8 @@ class Bug:
             produce_every_us=self.produce_every_us, window_bytes=2_000, segment_bytes=700, isr_lag_records=0,
             has_trims=self.has_trims, sync_followers=self.sync_followers,
             scrub_bytes_per_s=self.scrub_bytes_per_s, is_unclean_allowed=self.is_unclean_allowed,
+            has_topic_changes=scenario.has_topic_changes if self.has_topic_changes is None else self.has_topic_changes,
+            has_groups=self.has_groups, has_lookups=self.has_lookups,
         )  # fmt: skip
         return Cluster(clock, fitting, write)
 

