@@ -200,6 +200,8 @@ class Checkers:
         copy.is_held = True
         copy.uncut = copy.uncut or copy.mirror.copy(copy.durable_end)
         copy.mirror.cut(log.log_end)
+        if log.log_end <= log.log_start:
+            copy.mirror.reset(log.log_end)  # It is emptied: what is left in the mirror was deleted before.
         copy.durable_end = min(copy.durable_end, log.durable_end)
         copy.checked_end = min(copy.checked_end, log.log_end)
         copy.high_watermark = min(copy.high_watermark, log.log_end)
