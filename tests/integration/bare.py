@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from walstream.log.records import Record, build_batch
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 KAFKA_STORAGE_ERROR, CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, NONE = 56, 2, 10, 0
 CLIENT_ID = b"bare"
 
@@ -53,6 +54,15 @@ def list_offsets_request(topic: str, timestamp: int, *partitions: int) -> bytes:
     return request(
         LIST_OFFSETS, 1, struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">i", len(partitions)) + asked
     )
+
+
+def offset_commit_request(group: str, topic: str, offset: int) -> bytes:
+    body = text(group) + struct.pack(">i", -1) + text("") + struct.pack(">qi", -1, 1) + text(topic)
+    return request(OFFSET_COMMIT, 2, body + struct.pack(">iiq", 1, 0, offset) + text(""))
+
+
+def offset_fetch_request(group: str, topic: str) -> bytes:
+    return request(OFFSET_FETCH, 2, text(group) + struct.pack(">i", 1) + text(topic) + struct.pack(">ii", 1, 0))
 
 
 def one_record(value: bytes, key: bytes | None = None) -> bytes:
@@ -133,6 +143,21 @@ class Bare:
         at += 22 + 16 * max(0, aborted)
         (size,) = struct.unpack_from(">i", answer, at)
         return Fetched(named(error), high_watermark, answer[at + 4 : at + 4 + max(0, size)])
+
+    def commit(self, group: str, topic: str, offset: int) -> int:
+        """Commit an offset for partition 0 and return the error code."""
+        answer = self.ask(offset_commit_request(group, topic, offset))
+        (error,) = struct.unpack_from(">h", answer, 4 + 2 + len(topic.encode()) + 4 + 4)
+        return named(error)
+
+    def committed(self, group: str, topic: str) -> tuple[int, int]:
+        """Return the error code, and the offset that a group committed for partition 0; -1 if there is none."""
+        answer = self.ask(offset_fetch_request(group, topic))
+        (error,) = struct.unpack_from(">h", answer, len(answer) - 2)
+        if error:
+            return named(error), -1
+        (offset,) = struct.unpack_from(">q", answer, 4 + 2 + len(topic.encode()) + 4 + 4)
+        return named(error), offset
 
     def list_offsets(self, topic: str, timestamp: int, *partitions: int) -> list[Listed]:
         answer = self.ask(list_offsets_request(topic, timestamp, *partitions))

@@ -19,6 +19,7 @@ from .support import MakeNode, rounds, seeded, wait_for
 
 OFFSETS_TOPIC = "__consumer_offsets"
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+COORDINATOR_NOT_AVAILABLE = 15
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -164,3 +165,49 @@ def test_a_commit_outlives_the_disk_of_its_coordinator(make_node: MakeNode, paus
         assert offsets.committed() == offsets.acknowledged
     finally:
         cluster.end()
+
+
+def test_a_commit_is_refused_while_the_followers_stand_still(make_node: MakeNode) -> None:
+    """What the coordinator serves afterwards is what the next one loads, also for a group that was only refused."""
+    groups = ("g", "refused", "never")
+
+    def commit(group: str, offset: int) -> int:
+        with Bare(cluster[1].address, timeout_s=30) as coordinator:
+            return coordinator.commit(group, "t", offset)
+
+    def served() -> list[int] | None:
+        with Bare(cluster[1].address) as coordinator:
+            answers = [coordinator.committed(group, "t") for group in groups]
+        return None if any(error for error, _ in answers) else [offset for _, offset in answers]
+
+    with running(make_node) as cluster:
+        cluster.create("t")
+        wait_for(lambda: commit("g", 10) == 0, "an offset is committed", TIMEOUT_S)
+        cluster.wait_in_sync(OFFSETS_TOPIC, 3)
+        cluster.pause(2)
+        cluster.pause(3)
+        try:
+            # The coordinator learns only now that the followers do not answer: the commit is appended, then refused.
+            assert commit("g", 20) == COORDINATOR_NOT_AVAILABLE
+            assert commit("refused", 20) == COORDINATOR_NOT_AVAILABLE
+            cluster.wait_in_sync(OFFSETS_TOPIC, 1)
+            held = cluster.held(1, OFFSETS_TOPIC)
+            assert commit("g", 30) == COORDINATOR_NOT_AVAILABLE
+            assert commit("never", 30) == COORDINATOR_NOT_AVAILABLE
+            assert cluster.held(1, OFFSETS_TOPIC) == held, "it is refused before it is appended"
+            assert served() == [10, -1, -1]
+        finally:
+            cluster.resume(2)
+            cluster.resume(3)
+        cluster.wait_in_sync(OFFSETS_TOPIC, 3)
+        wait_for(lambda: (served() or [0])[0] == 20, "the commit that was appended is visible")
+        before = served()
+        assert before is not None
+        assert before[2] == -1, "what was not appended is nowhere"
+        cluster[1].kill()
+        cluster[1].start()
+        wait_for(lambda: served() is not None, "the coordinator has loaded its offsets", TIMEOUT_S)
+        assert served() == before
+        wait_for(lambda: commit("g", 5) == 0, "an offset is committed", TIMEOUT_S)
+        assert (served() or [0])[0] == 5
+        cluster.compare(OFFSETS_TOPIC)
