@@ -60,10 +60,11 @@ class Scenario:
     def __str__(self) -> str:
         mode = "static" if self.is_static else "elected"
         faults = ", ".join(self.faults) or "none"
+        clients = f"{', groups' if self.has_groups else ''}{', time look-ups' if self.has_lookups else ''}"
         return (
             f"{self.nodes} nodes, {self.replicas} replicas, {self.partitions} partitions, min_isr {self.min_isr}, "
             f"{mode}{', unclean too' if self.is_unclean_allowed else ''}, segments of {self.segment_bytes}, "
-            f"{self.producers} producers, faults: {faults}"
+            f"{self.producers} producers{clients}, faults: {faults}"
         )
 
 
