@@ -27,6 +27,7 @@ from typing import ClassVar, Final, Self
 import walstream
 from walstream.config import ENVIRONMENT_PREFIX
 from walstream.errors import UnhealthyError, UnreachableError
+from walstream.stopping import uninterrupted
 
 HOST: Final = "127.0.0.1"
 PORTS: Final = range(12_000, 32_000)
@@ -159,7 +160,7 @@ class ServerProcess:
             environment[f"{ENVIRONMENT_PREFIX}{name.replace('.', '__')}".upper()] = value
         package_root = str(Path(walstream.__file__).parent.parent)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
-        with self.log.open("ab") as output:
+        with self.log.open("ab") as output, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "walstream.cli.main", *self.command],
                 env=environment,

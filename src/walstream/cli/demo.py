@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from walstream.cli.options import command
-from walstream.stopping import stop_signals
+from walstream.stopping import interrupt, stop_signals
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,11 +28,5 @@ def demo(
     from walstream.demo.story import run_demo
 
     for number in stop_signals():
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)  # Ends what the demonstration has started: it has sessions of its own.
     raise typer.Exit(run_demo(seconds))
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End as Ctrl-C does, with what the demonstration has started: those processes have sessions of their own."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # The kernel and the shell send one each; it must not end the end.
-    raise KeyboardInterrupt

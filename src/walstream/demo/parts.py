@@ -20,6 +20,7 @@ import walstream
 from walstream.errors import UnhealthyError
 from walstream.node.process import NodeProcess
 from walstream.postgres.embedded import EmbeddedPostgres
+from walstream.stopping import uninterrupted
 
 STOP_S_MAX = 60.0
 LOG_TAIL_CHARACTERS = 2_000
@@ -45,7 +46,7 @@ class Command:
     def start(self) -> None:
         """Start it; what it prints goes to a file."""
         root = str(Path(walstream.__file__).parent.parent)
-        with self._log.open("ab") as output:
+        with self._log.open("ab") as output, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "walstream.cli.main", *self._arguments],
                 env={**os.environ, "PYTHONPATH": root},
@@ -103,7 +104,7 @@ class Parts:
 
     def start_log(self) -> None:
         """Start PostgreSQL and the node, and write the configuration that names both."""
-        self._stack.callback(self.postgres.stop, "immediate")
+        self._stack.callback(lambda: self.postgres.running and self.postgres.stop("immediate"))
         self.postgres.start()
         self._stack.callback(self.node.kill)
         self.node.start()

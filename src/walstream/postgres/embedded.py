@@ -30,6 +30,7 @@ from typing import Final, Literal, Self
 
 from walstream.errors import DirectoryUnusable, UnhealthyError, UsageError
 from walstream.processes import HOST, free_port
+from walstream.stopping import uninterrupted
 
 VERSION_DEFAULT: Final = 18
 SUPERUSER: Final = "postgres"
@@ -226,7 +227,7 @@ class EmbeddedPostgres:
     def _start(self, timeout_s: float) -> None:
         addresses = {"listen_addresses": HOST, "port": str(self.port), "unix_socket_directories": ""}
         options = [f"--{name}={value}" for name, value in {**self.settings, **addresses}.items()]
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, uninterrupted():
             self._process = subprocess.Popen(
                 (self.program("postgres"), "-D", self._data, *options),
                 stdin=subprocess.DEVNULL,
