@@ -11,14 +11,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from node.certificates import Authority, Pair
 from node.running import running_node
+from walstream.node.peer_links import PeerLink
 from walstream.node.peers import Peers
 from walstream.node.server import Node
 from walstream.processes import free_port
+from walstream.replication.messages import Catalogue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on its loopback")
 
@@ -46,7 +49,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 @asynccontextmanager
 async def running_pair(folder: Path, authority: Authority, shown: dict[str, Pair]) -> AsyncIterator[list[Node]]:
-    """Run a leader and its follower on hosts of their own, each with the certificate that it shows."""
+    """Run a leader and its follower on hosts of their own, each with the certificate that it shows, if any."""
     ports = {LEADER: free_port(), FOLLOWER: free_port()}
     nodes = [
         {"id": number, "kafka": f"{host}:9092", "replication": f"{host}:{ports[host]}"}
@@ -62,13 +65,19 @@ async def running_pair(folder: Path, authority: Authority, shown: dict[str, Pair
                     replication__nodes=json.dumps(nodes),
                     replication__listen=f"{host}:{port}",
                     replication__reconnect_delay_ms=50,
-                    replication__tls_certificate=shown[host].certificate,
-                    replication__tls_key=shown[host].key,
-                    replication__tls_ca=authority.certificate,
+                    **(tls_settings(authority, shown[host]) if shown else {"replication__allow_insecure": True}),
                 )
             )
             for number, (host, port) in enumerate(ports.items(), 1)
         ]
+
+
+def tls_settings(authority: Authority, pair: Pair) -> dict[str, object]:
+    return {
+        "replication__tls_certificate": pair.certificate,
+        "replication__tls_key": pair.key,
+        "replication__tls_ca": authority.certificate,
+    }
 
 
 def links(node: Node) -> Peers:
@@ -122,6 +131,28 @@ async def test_a_certificate_of_another_authority_is_refused(
     shown = own | {host: stranger.peer(host, f"IP:{host}")}
     async with running_pair(tmp_path, authority, shown) as (leader, follower):
         await refused(leader, follower, reason)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_messages_that_cannot_be_handled_end_their_link(
+    tmp_path: Path, authority: Authority, own: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    """What came with them is lost, so the link that goes on would be one with a gap."""
+    async with running_pair(tmp_path, authority, own if is_tls else {}) as (leader, follower):
+        await until(lambda: links(leader).outgoing and links(follower).incoming, "the link is up")
+        assert follower.replicas is not None
+        accepted, delivered = links(follower).incoming[1], follower.replicas.link_delivered
+
+        def failing(link: PeerLink, messages: list[Any]) -> None:
+            if link is accepted:
+                raise RuntimeError("a bug")
+            delivered(link, messages)
+
+        monkeypatch.setattr(follower.replicas, "link_delivered", failing)
+        links(leader).outgoing[2].send(Catalogue(0, b"{}"))
+        await until(lambda: links(follower).incoming.get(1) not in (None, accepted), "another link is in its place")
+        assert accepted.is_closed
+        assert accepted not in links(follower)._all
 
 
 def highest_descriptor() -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import struct
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -337,6 +338,49 @@ async def test_topics_that_a_full_disk_did_not_keep_are_told_again(
         await create(client, nodes, "u")
         assert refused == 2
         assert (await produce(client, b"x", acks=-1, topic=b"u"))[0] == NONE
+
+
+async def test_a_read_may_bring_any_number_of_catalogues(tmp_path: Path, connect: Connect) -> None:
+    """As from a leader of many partitions whose in-sync replicas changed while this node stood still."""
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[0].replicas is not None
+        assert nodes[1].replicas is not None
+        link = nodes[0].replicas.links.outgoing[2]
+        accepted = nodes[1].replicas.links.incoming[1]
+        for _ in range(2 * sys.getrecursionlimit()):
+            link.send(Catalogue(nodes[0].catalogue.version, encode_told(Told(None, {}))))
+        assert (await produce(client, b"a", acks=-1))[0] == NONE
+        await create(client, nodes, "u")
+        assert (await produce(client, b"b", acks=-1, topic=b"u"))[0] == NONE
+        assert in_sync(nodes[0], "t") == in_sync(nodes[0], "u") == [1, 2, 3]
+        assert nodes[1].replicas.links.incoming[1] is accepted, "the link is still the same"
+        assert not nodes[1].replicas._behind_catalogue
+
+
+async def test_a_catalogue_that_cannot_be_handled_ends_its_link(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages behind it would wait for it for ever."""
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[1].replicas is not None
+        topics_changed, failures = nodes[1].replicas._topics_changed, 0
+
+        def failing() -> None:
+            nonlocal failures
+            failures += 1
+            if failures == 1:
+                raise RuntimeError("a bug")
+            topics_changed()
+
+        monkeypatch.setattr(nodes[1].replicas, "_topics_changed", failing)
+        await create(client, nodes, "u")
+        assert failures > 1
+        assert (await produce(client, b"a", acks=-1, topic=b"u"))[0] == NONE
+        assert not nodes[1].replicas._behind_catalogue
 
 
 async def test_partitions_whose_epochs_a_full_disk_did_not_keep_are_led_later(

@@ -19,7 +19,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
+from walstream import logs
 from walstream.log.disk import Buffer
+
+log = logs.get(__name__)
 
 UNSENT_BYTES_MAX = 2 * 1024 * 1024
 """As much may wait on a line before its link asks for no more data: two frames, so that the socket never runs dry."""
@@ -47,7 +50,7 @@ class Owner(Protocol):
         """Return where the next bytes go; never empty."""
 
     def received(self, count: int) -> None:
-        """Hear that so many bytes were written there."""
+        """Hear that so many bytes were written there. What it raises ends the connection."""
 
     def writable(self) -> None:
         """Hear that the line has room again."""
@@ -188,7 +191,12 @@ class PlainLine:
                 return
             room = len(buffer)
             del buffer
-            self._owner.received(count)
+            try:
+                self._owner.received(count)
+            except Exception as error:
+                log.exception("received bytes not handled", peer=self.peer)
+                self._lose(_failure(error))
+                return
             if self._is_closed or count < room:
                 return
 
@@ -239,8 +247,16 @@ class TlsLine(asyncio.BufferedProtocol):
         return self._owner.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._owner is not None:
-            self._owner.received(nbytes)
+        owner = self._owner
+        if owner is None:
+            return
+        try:
+            owner.received(nbytes)
+        except Exception as error:
+            log.exception("received bytes not handled", peer=self.peer)
+            self._owner = None
+            self._transport.abort()
+            owner.lost(_failure(error))
 
     def resume_writing(self) -> None:
         if self._owner is not None:
@@ -272,6 +288,10 @@ class TlsLine(asyncio.BufferedProtocol):
 
 def _name(address: object) -> str:
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) and len(address) >= 2 else "unknown"
+
+
+def _failure(error: Exception) -> str:
+    return f"this node failed to handle the received bytes: {error!r}"
 
 
 def _reason(error: Exception) -> str:

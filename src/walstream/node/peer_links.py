@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from walstream import logs
-from walstream.errors import WalstreamError
+from walstream.errors import ConnectionLost, WalstreamError
 from walstream.log.disk import OsFile
 from walstream.log.replica_reads import SealedRange
 from walstream.node.lines import UNSENT_BYTES_MAX, FileRange
@@ -130,7 +130,10 @@ class PeerLink:
 
     def lost(self, reason: str) -> None:
         """Hear that the connection is gone."""
-        self.do(self.link.lost(f"The connection ended: {reason}."))
+        reason = f"The connection ended: {reason}."
+        self.do(self.link.lost(reason))
+        if not self.is_closed:  # The link had ended, and an error came before its `Closed` was done.
+            self._close(Closed(ConnectionLost(reason)))
 
     # ── what the link tells ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,11 +163,21 @@ class PeerLink:
 
     def tick(self) -> None:
         """Hear that time has passed."""
-        self.do(self.link.tick(self._host.clock_ms()))
+        try:
+            self.do(self.link.tick(self._host.clock_ms()))
+        except Exception as error:
+            self._break(error)
 
     def fail(self, error: WalstreamError) -> None:
         """End the link, and tell the peer why."""
         self.do(self.link.fail(error))
+
+    def _break(self, error: Exception) -> None:
+        """End the link after an error of this node: a partition whose request was lost would never be sent again."""
+        log.error("link failed", address=self.address, error=repr(error), exc_info=error)
+        if self.line is not None:
+            self.line.close()
+        self.lost(f"this node failed: {error!r}")
 
     def _close(self, closed: Closed) -> None:
         if self.is_closed:
@@ -216,6 +229,12 @@ class PeerLink:
 
     def serve(self) -> None:
         """Send what waits, as far as credit and the socket go."""
+        try:
+            self._serve()
+        except Exception as error:
+            self._break(error)
+
+    def _serve(self) -> None:
         self._flush()
         turn_bytes = 0
         while self._line_up and not self._is_starved and self.line is not None and not self.is_closed:
@@ -245,7 +264,7 @@ class PeerLink:
             bytes_max = min(request.bytes_max, max(link.credit.available_bytes, CREDIT_BYTES_MIN))
             try:
                 found = self._find(replica, request, bytes_max)
-            except WalstreamError as error:
+            except Exception as error:  # Of this partition alone: nothing of it was written to the line yet.
                 self._fail(replica, request, error)
                 return 0
             if found is None:

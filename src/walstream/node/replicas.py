@@ -312,7 +312,7 @@ class Replicas:
             replica.feed(LinkDown(peer, is_outgoing))
 
     def link_delivered(self, link: PeerLink, messages: list[Message | PushedBatch]) -> None:
-        """Hand what came over a link to whom it is for."""
+        """Dispatch messages of a link up to a catalogue that is not durable yet; those behind it wait."""
         assert link.peer is not None
         peer, is_outgoing, replicas = link.peer.node_id, link.is_outgoing, self.replicas
         if link in self._behind_catalogue:
@@ -322,9 +322,9 @@ class Replicas:
             match message:
                 case Catalogue():
                     self._behind_catalogue[link] = messages[number:]
-                    version = self.store.catalogue.version
-                    self.telling.heard(link, message, partial(self._heard, link, version))
-                    return
+                    # A read may bring hundreds of catalogues that need no write: they are taken in this loop.
+                    if not self._take_catalogue(link, message) or self._behind_catalogue.pop(link, None) is None:
+                        return
                 case CatalogueAck():
                     self.telling.acknowledged(link)
                 case PushedBatch():
@@ -336,12 +336,22 @@ class Replicas:
                     else:
                         link.refuse_unknown(message)  # type: ignore[arg-type]
 
-    def _heard(self, link: PeerLink, version: int) -> None:
-        """A catalogue is in force; what came behind it may be about its new partitions."""
-        if self.store.catalogue.version != version:
-            self._topics_changed()
-        if waiting := self._behind_catalogue.pop(link, None):
-            self.link_delivered(link, waiting)
+    def _take_catalogue(self, link: PeerLink, message: Catalogue) -> bool:
+        """Return whether a catalogue was taken at once; otherwise the messages behind it are dispatched later."""
+        version = self.store.catalogue.version
+        is_taken = is_deferred = False
+
+        def taken() -> None:
+            nonlocal is_taken
+            is_taken = True
+            if self.store.catalogue.version != version:
+                self._topics_changed()  # The messages behind it may be about new partitions.
+            if is_deferred and (waiting := self._behind_catalogue.pop(link, None)):
+                self.link_delivered(link, waiting)
+
+        self.telling.heard(link, message, taken)
+        is_deferred = not is_taken
+        return is_taken
 
     # ── what peers of version 1 need ─────────────────────────────────────────────────────────────────────────────
 

@@ -105,7 +105,7 @@ class Telling:
         assert link.peer is not None
         peer, cluster_id = link.peer.node_id, link.peer.cluster_id
 
-        def taken(told: Told, change: Change | None, error: Exception | None) -> None:
+        def take(told: Told, change: Change | None, error: Exception | None) -> None:
             if error is not None:
                 log.error("a catalogue was refused", peer=peer, error=str(error))
                 # The controller tells it again to a link that is new.
@@ -119,6 +119,14 @@ class Telling:
                 if not link.is_closed:
                     link.send(CatalogueAck(message.version))
             done()
+
+        def taken(told: Told, change: Change | None, error: Exception | None) -> None:
+            try:
+                take(told, change, error)
+            except Exception as failure:
+                # `done` may not have been called, and the messages behind the catalogue would wait for it for ever.
+                log.exception("catalogue not handled", peer=peer)
+                link.fail(LinkRefused(f"The catalogue was not handled: {failure!r}."))
 
         try:
             told = decode_told(message.body)
