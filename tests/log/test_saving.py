@@ -167,9 +167,9 @@ def test_each_change_is_planned_from_the_one_before(tmp_path: Path) -> None:
 
     driver.is_late = True
     for name, partitions in (("a", 1), ("b", 1), ("a", 2)):
-        store.change(partial(catalogue.create, [NewTopic(name, partitions, {})]), noting(f"{name}{partitions}"))
-    store.change(lambda: None, noting("nothing"))
-    store.change(partial(catalogue.grow, "a", 3), noting("grow"))
+        store.changes.submit(partial(catalogue.create, [NewTopic(name, partitions, {})]), noting(f"{name}{partitions}"))
+    store.changes.submit(lambda: None, noting("nothing"))
+    store.changes.submit(partial(catalogue.grow, "a", 3), noting("grow"))
     assert heard == []
     assert catalogue.topics == {}
     assert store.partitions == {}

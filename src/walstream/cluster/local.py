@@ -5,7 +5,7 @@ given again). In a static cluster one node, the controller, changes the catalogu
 (`take_over`), so its version says whose is newer.
 
 The invariant: what `topics` shows is durable. A change is planned (`Change`), written, which blocks, and then shown.
-Each is planned from the one before, so one is under way at a time: see `LogStore.change`.
+Each is planned from the one before, so one is under way at a time: see `log.change_queue`.
 """
 
 from __future__ import annotations
@@ -299,6 +299,10 @@ class Catalogue:
         return Change({topic.name: topic for topic in topics}, version, self.joined)
 
     # A change that is planned
+
+    def altered(self, change: Change) -> list[Topic]:
+        """Return the topics that are new in a change, or differ from what is in force."""
+        return [topic for topic in change.topics.values() if self.topics.get(topic.name) != topic]
 
     def write(self, change: Change) -> None:
         """Make a change durable. Blocks; may be called on any thread, for one change at a time."""

@@ -10,7 +10,7 @@ write the checkpoint with it, drop the old journal. Only then may anything be ap
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -32,7 +32,8 @@ from walstream.errors import (
 )
 from walstream.log import checkpoint as checkpoints
 from walstream.log import producer_snapshots, truncation
-from walstream.log.append_clock import AppendClock
+from walstream.log.append_clock import AppendClock, Covered
+from walstream.log.change_queue import ChangeQueue
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.cleaner import Cleaner
 from walstream.log.compaction import KEYS_MAX
@@ -70,9 +71,6 @@ SETTLING_INTERVAL_MS = 5_000
 
 PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 """A producer silent for a day is forgotten; no client retries for so long."""
-
-Plan = Callable[[], Change | None]
-Changed = Callable[[Change | None, Exception | None], None]
 
 Dropped = tuple[PartitionLog, list[Segment]]
 """Segments that lie wholly below the start of their log."""
@@ -177,8 +175,7 @@ class LogStore:
         self._free_bytes_min = free_bytes_min(disk, folder)
         self._reserve_bytes = RESERVE_BYTES_MIN
         self._was_full = self._is_making_reserve = False
-        self._changes: deque[tuple[Plan, Changed]] = deque()
-        self._is_changing = False
+        self.changes = ChangeQueue(catalogue, driver, self._have, self._cover_append_time)
         self.commit = GroupCommit(disk, self._journal, journal_bytes_max, lambda: self.resume_bytes, open_files_max)
         self.epoch = self._saver.epoch = self._journal.epoch
         self._opener = Opener(disk, self.open_files, producers_max, monotonic_ms, replicated, self.epoch)
@@ -332,62 +329,13 @@ class LogStore:
         except KeyError:
             raise UnknownTopic(f"There is no partition {topic}-{index}.") from None
 
-    def change(self, plan: Plan, done: Changed) -> None:
-        """Change the catalogue: durably, then the partitions, then `done`. Waits for no disk.
-
-        One change is under way at a time: `plan` is called when those before are in force, and returns the change to
-        the catalogue as it is then, or None where there is nothing to change. What it raises goes to `done`.
-        """
-        self._changes.append((plan, done))
-        self._change_next()
-
-    def _change_next(self) -> None:
-        while self._changes and not self._is_changing:
-            plan, done = self._changes.popleft()
-            try:
-                change = plan()
-            except Exception as error:
-                done(None, error)
-                continue
-            if change is None:
-                done(None, None)
-            else:
-                self._is_changing = True
-                self._driver.run(partial(self.catalogue.write, change), partial(self._written, change, done))
-
-    def _written(self, change: Change, done: Changed, _: None, error: Exception | None) -> None:
-        """A change is durable. Topics that begin to have append time need a reservation for their first batch."""
-
-        def reserved(_: PartitionOffline | None) -> None:
-            try:
-                self._have(change)
-            except Exception as failure:
-                log.exception("catalogue changed, and its partitions were not")
-                ended(None, failure)
-            else:
-                ended(change, None)
-
-        def ended(made: Change | None, failure: Exception | None) -> None:
-            self._is_changing = False
-            try:
-                done(made, failure)
-            finally:
-                self._change_next()
-
-        if error is not None:
-            ended(None, error)
-        elif any(self.catalogue.settings(topic).append_time for topic in self._altered(change)):
-            self.append_clock.cover(self.now_ms(), self.now_ms(), reserved)
-        else:
-            reserved(None)
-
-    def _altered(self, change: Change) -> Iterable[Topic]:
-        known = self.catalogue.topics
-        return (topic for topic in change.topics.values() if known.get(topic.name) != topic)
+    def _cover_append_time(self, done: Covered) -> None:
+        """Reserve append time: topics that begin to have it need a reservation for their first batch."""
+        self.append_clock.cover(self.now_ms(), self.now_ms(), done)
 
     def _have(self, change: Change) -> None:
         """Have a catalogue that is durable, and the partitions that it says. Folders are made by the first write."""
-        before, altered = self.catalogue.topics, list(self._altered(change))
+        before, altered = self.catalogue.topics, self.catalogue.altered(change)
         self.catalogue.show(change)
         self._remove(topic for topic in before.values() if topic.id not in self.catalogue.by_id)
         for topic in altered:
@@ -411,33 +359,29 @@ class LogStore:
             partition.configure(settings)
         self._retention_due_ms = self.monotonic_ms()  # A full disk waits for what a lower retention frees.
 
-    def _change_now(self, change: Change) -> list[Topic]:
-        assert not self._is_changing, "one change at a time"
-        self.catalogue.write(change)
-        self._have(change)
-        return change.affected
-
     # The following block: for the start of a node, for tools and tests.
 
     def create_topics(self, specifications: list[NewTopic]) -> list[Topic]:
         """Add topics."""
-        return self._change_now(self.catalogue.create(specifications))
+        change = self.catalogue.create(specifications)
+        self.changes.apply(change)
+        return change.affected
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """Give a topic more partitions."""
-        self._change_now(self.catalogue.grow(name, partitions))
+        self.changes.apply(self.catalogue.grow(name, partitions))
 
     def configure_topic(self, name: str, config: dict[str, str]) -> None:
         """Replace a topic's own settings."""
-        self._change_now(self.catalogue.configure(name, config))
+        self.changes.apply(self.catalogue.configure(name, config))
 
     def take_over(self, version: int, topics: list[Topic]) -> None:
         """Have the catalogue of the cluster's controller."""
-        self._change_now(self.catalogue.take_over(version, topics))
+        self.changes.apply(self.catalogue.take_over(version, topics))
 
     def delete_topics(self, names: list[str]) -> None:
         """Remove topics: first from the catalogue, then, behind all queued writes, from the disk."""
-        self._change_now(self.catalogue.delete(names))
+        self.changes.apply(self.catalogue.delete(names))
 
     def _remove(self, topics: Iterable[Topic]) -> None:
         for topic in topics:

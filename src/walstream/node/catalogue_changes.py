@@ -26,5 +26,5 @@ async def change_catalogue(store: LogStore, plan: Callable[[], Change | None]) -
         else:
             future.set_exception(error)
 
-    store.change(plan, done)
+    store.changes.submit(plan, done)
     return await future

@@ -257,7 +257,7 @@ class Replicas:
                     self._loop.call_later(RETRY_MS / 1000, self._make_internal_topics)
 
         if self.telling.is_controller:
-            self.store.change(plan, made)
+            self.store.changes.submit(plan, made)
 
     def _node_joined(self) -> None:
         self.links.join(self.store.catalogue.cluster_id)

@@ -96,7 +96,7 @@ class Telling:
                 log.info("a node has joined", peer=peer)
                 self._joined()
 
-        self._store.change(partial(self._catalogue.note_joined, peer), noted)
+        self._store.changes.submit(partial(self._catalogue.note_joined, peer), noted)
 
     # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +137,7 @@ class Telling:
             taken(told, None, None)
         else:
             plan = partial(self._plan, peer, cluster_id, message.version, told.topics)
-            self._store.change(plan, partial(taken, told))
+            self._store.changes.submit(plan, partial(taken, told))
 
     def _plan(self, peer: NodeId, cluster_id: str, version: int, topics: list[Topic]) -> Change | None:
         """Plan to take over the controller's catalogue, and to join its cluster if this node belongs to none."""
