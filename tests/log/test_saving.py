@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from log.rig import LateDriver, Rig, batch
-from walstream.cluster.local import Change, NewTopic
+from walstream.cluster.local import Change, NewTopic, Topic
 from walstream.errors import DirectoryUnusable, TopicExists
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint, encode
 from walstream.log.disk import OsDisk
@@ -21,6 +21,7 @@ from walstream.log.driver import InlineDriver
 from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import ProducerStates
 from walstream.log.saving import SLICE_ENTRIES
+from walstream.log.settings import TopicSettings
 
 
 class Loop(InlineDriver):
@@ -188,3 +189,25 @@ def test_each_change_is_planned_from_the_one_before(tmp_path: Path) -> None:
     again = Rig(tmp_path)
     assert again.catalogue.topics == catalogue.topics
     assert again.catalogue.version == catalogue.version == 2
+
+
+def test_a_failure_of_one_change_does_not_hold_up_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    store, catalogue = rig.store, rig.catalogue
+    heard: list[str] = []
+    settings = catalogue.settings
+
+    def failing(topic: Topic) -> TopicSettings:
+        if topic.name == "a":
+            raise RuntimeError("a bug")
+        return settings(topic)
+
+    def note(change: Change | None, error: Exception | None) -> None:
+        heard.append(repr(error))
+        raise RuntimeError("another bug")
+
+    monkeypatch.setattr(catalogue, "settings", failing)
+    for name in "abc":
+        store.changes.submit(partial(catalogue.create, [NewTopic(name, 1, {})]), note)
+    assert heard == ["RuntimeError('a bug')", "None", "None"]
+    assert list(catalogue.topics) == ["b", "c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -345,6 +346,46 @@ async def test_alter_configs(tmp_path: Path, connect: Connect) -> None:
 
 TYPE, HOLD = "message.timestamp.type", "walstream.hold.from.ms"
 SET, DELETE = 0, 1
+
+
+async def test_settings_of_a_newer_version_are_kept_until_they_are_reset(tmp_path: Path, connect: Connect) -> None:
+    async with running_node(tmp_path) as node:
+        topic_of(node)
+    path = tmp_path / "data/topics.json"
+    newer = {"of.the.next.version": "1", "cleanup.policy": "tier", "retention.ms": "5000"}
+    catalogue = json.loads(path.read_bytes())
+    catalogue["topics"][0]["config"] = newer
+    path.write_text(json.dumps(catalogue))
+    async with running_node(tmp_path) as node:
+        client = await connect(node)
+
+        async def alter(name: str, operation: int, text: str | None) -> int:
+            change = incremental_v1.AlterableConfig(name=name, config_operation=operation, value=text)
+            resource = incremental_v1.AlterConfigsResource(resource_type=2, resource_name="t", configs=(change,))
+            request = incremental_v1.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+            return int((await client.ask(request)).responses[0].error_code)
+
+        async def policy() -> Any:
+            resource = configs_v4.DescribeConfigsResource(
+                resource_type=2, resource_name="t", configuration_keys=("cleanup.policy",)
+            )
+            request = configs_v4.DescribeConfigsRequest(
+                resources=(resource,), include_synonyms=False, include_documentation=False
+            )
+            (entry,) = (await client.ask(request)).results[0].configs
+            return entry.value, entry.config_source
+
+        assert node.store.partition("t", 0).settings.retention_ms == 5000
+        assert await policy() == ("delete", 5), "the one in force"
+        assert await alter("retention.ms", 0, "6000") == 0
+        assert node.catalogue.topics["t"].config == newer | {"retention.ms": "6000"}
+        assert await alter("of.the.next.version", 0, "2") == 40
+        assert await alter("cleanup.policy", 0, "tier2") == 40
+        assert await alter("of.the.next.version", 1, None) == 0
+        assert await alter("of.the.next.version", 1, None) == 40, "there is none any more"
+        assert await alter("cleanup.policy", 0, "compact") == 0
+        assert node.catalogue.topics["t"].config == {"retention.ms": "6000", "cleanup.policy": "compact"}
+        assert node.store.partition("t", 0).settings.compacted
 
 
 async def test_a_held_topic_keeps_its_append_time(tmp_path: Path, connect: Connect) -> None:

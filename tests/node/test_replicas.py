@@ -28,12 +28,13 @@ from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v12 import request as metadata
 
 from node.running import Client, Connect, batch_of, running_node
-from walstream.cluster.local import NewTopic
+from walstream.cluster.local import NewTopic, Topic
 from walstream.cluster.static import Told, encode_told
 from walstream.config.replication import ClusterNode
 from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
 from walstream.log.checkpoint import key_text
 from walstream.node import replicas as replicas_module
+from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.driver import DOING, Replica
 from walstream.node.lines import FileRange, PlainLine
 from walstream.node.offsets import Committed
@@ -357,6 +358,37 @@ async def test_a_read_may_bring_any_number_of_catalogues(tmp_path: Path, connect
         assert in_sync(nodes[0], "t") == in_sync(nodes[0], "u") == [1, 2, 3]
         assert nodes[1].replicas.links.incoming[1] is accepted, "the link is still the same"
         assert not nodes[1].replicas._behind_catalogue
+
+
+async def test_settings_of_a_newer_controller_are_kept_and_ignored(
+    tmp_path: Path, connect: Connect, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[0].replicas is not None
+        assert nodes[1].replicas is not None
+        # The controller of the next version has a topic that the others follow.
+        version = nodes[0].catalogue.version + 1
+        config = {"setting.of.the.next.version": "1", "cleanup.policy": "tier", "min.insync.replicas": "3"}
+        topics = [*nodes[0].catalogue.topics.values(), Topic("new", uuid4(), 1, config, [1, 2, 3], version)]
+        for link in nodes[0].replicas.links.outgoing.values():
+            link.send(Catalogue(version, encode_told(Told(topics, {}))))
+        await until(lambda: all("new" in node.catalogue.topics for node in nodes[1:]), "the catalogue is in force")
+        partition = nodes[1].store.partition("new", 0)
+        assert (partition.settings.min_isr, partition.settings.compacted, partition.settings.deleted) == (
+            3,
+            False,
+            True,
+        )
+        ignored = [line for line in capfd.readouterr().out.splitlines() if "topic settings ignored" in line]
+        assert len(ignored) == 2, "one warning of each node"
+        assert all("setting.of.the.next.version=1" in line and "cleanup.policy=tier" in line for line in ignored)
+        assert (await produce(client, b"a", acks=-1))[0] == NONE
+        assert in_sync(nodes[0], "t") == [1, 2, 3]
+        await change_catalogue(nodes[1].store, lambda: nodes[1].catalogue.note_joined(9))
+    async with running_node(tmp_path / "2", node__node_id=2) as node:
+        assert node.catalogue.topics["new"].config == config
 
 
 async def test_a_catalogue_that_cannot_be_handled_ends_its_link(

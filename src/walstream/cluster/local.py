@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from walstream import logs
 from walstream.errors import (
     ConfigError,
     CorruptLog,
@@ -32,7 +33,9 @@ from walstream.errors import (
     UnknownTopicId,
 )
 from walstream.log.disk import Disk
-from walstream.log.settings import TopicSettings
+from walstream.log.settings import TopicSettings, usable
+
+log = logs.get(__name__)
 
 T = TypeVar("T")
 
@@ -152,6 +155,7 @@ class Catalogue:
         """Called after each change, before the log has the partitions that it says."""
         self.topics = {topic.name: topic for topic in catalogue.topics}
         self.by_id = {topic.id: topic for topic in self.topics.values()}
+        self._warn_of_unusable(catalogue.topics)
         reserved = self._load("reserved.json", _Reserved)
         first = reserved.producer_id if reserved.producer_id in producer_ids else producer_ids.start
         self._reserving = threading.Lock()
@@ -234,8 +238,22 @@ class Catalogue:
             raise UnknownTopicId(f"No topic has the id {topic_id}.") from None
 
     def settings(self, topic: Topic) -> TopicSettings:
-        """Return a topic's settings over the node's defaults."""
-        return TopicSettings.parse(topic.config, self._defaults)
+        """Return a topic's settings over the node's defaults, without those that only a newer version can use."""
+        return TopicSettings.parse(usable(topic.config), self._defaults)
+
+    def _warn_of_unusable(self, topics: Iterable[Topic]) -> None:
+        """Log the settings of these topics that are ignored, in one line."""
+        found = {
+            topic.name: [f"{name}={text}" for name, text in topic.config.items() if name not in usable(topic.config)]
+            for topic in topics
+        }
+        ignored = sorted({setting for settings in found.values() for setting in settings})
+        if ignored:
+            names = [name for name, settings in found.items() if settings]
+            log.warning(
+                "topic settings ignored", settings=", ".join(ignored), topics=len(names), first=names[0],
+                hint="A newer version of walstream has set them. They are kept in the catalogue: upgrade this node.",
+            )  # fmt: skip
 
     def check_new(self, new: NewTopic) -> None:
         """Raise what forbids this topic, if anything does."""
@@ -280,9 +298,10 @@ class Catalogue:
 
     def configure(self, name: str, config: Mapping[str, str]) -> Change:
         """Replace a topic's own settings."""
-        topic = msgspec.structs.replace(self.topic(name), config=dict(config))
-        TopicSettings.parse(topic.config, self._defaults)
-        return self._replace(topic)
+        topic = self.topic(name)
+        # What only a newer version can use may stay as it is.
+        TopicSettings.parse({name: text for name, text in config.items() if topic.config.get(name) != text})
+        return self._replace(msgspec.structs.replace(topic, config=dict(config)))
 
     def place(self, name: str, replicas: Iterable[int]) -> Change:
         """Say which nodes hold a topic."""
@@ -323,8 +342,11 @@ class Catalogue:
         """Have a change, which is durable."""
         if change.meta is not None:
             self.cluster_id, self.joined_version = change.meta.cluster_id, change.meta.joined_version
+        before = self.topics
         self.version, self.joined, self.topics = change.version, change.joined, change.topics
         self.by_id = {topic.id: topic for topic in self.topics.values()}
+        known = {topic.name: topic.config for topic in before.values()}
+        self._warn_of_unusable(topic for topic in self.topics.values() if known.get(topic.name) != topic.config)
         if self.changed is not None:
             self.changed()
 

@@ -59,39 +59,50 @@ class ChangeQueue:
         self._put_in_force(change)
 
     def _change_next(self) -> None:
+        catalogue = self._catalogue
         while self._queue and not self._is_changing:
             plan, done = self._queue.popleft()
             try:
                 change = plan()
+                has_append_time = change is not None and any(
+                    catalogue.settings(topic).append_time for topic in catalogue.altered(change)
+                )
             except Exception as error:
-                done(None, error)
+                _answer(done, None, error)
                 continue
             if change is None:
-                done(None, None)
+                _answer(done, None, None)
             else:
                 self._is_changing = True
-                self._driver.run(partial(self._catalogue.write, change), partial(self._written, change, done))
+                written = partial(self._written, change, done, has_append_time)
+                self._driver.run(partial(catalogue.write, change), written)
 
-    def _written(self, change: Change, done: Changed, _: None, error: Exception | None) -> None:
+    def _written(self, change: Change, done: Changed, has_append_time: bool, _: None, error: Exception | None) -> None:
         def covered(_: PartitionOffline | None) -> None:
             try:
                 self._put_in_force(change)
             except Exception as failure:
                 log.exception("catalogue changed, and its partitions were not")
-                ended(None, failure)
+                self._ended(done, None, failure)
             else:
-                ended(change, None)
-
-        def ended(made: Change | None, failure: Exception | None) -> None:
-            self._is_changing = False
-            try:
-                done(made, failure)
-            finally:
-                self._change_next()
+                self._ended(done, change, None)
 
         if error is not None:
-            ended(None, error)
-        elif any(self._catalogue.settings(topic).append_time for topic in self._catalogue.altered(change)):
+            self._ended(done, None, error)
+        elif has_append_time:
             self._cover_append_time(covered)
         else:
             covered(None)
+
+    def _ended(self, done: Changed, made: Change | None, error: Exception | None) -> None:
+        self._is_changing = False
+        _answer(done, made, error)
+        self._change_next()
+
+
+def _answer(done: Changed, made: Change | None, error: Exception | None) -> None:
+    """Call back, and log what that raises: the changes that are queued behind this one do not wait for it."""
+    try:
+        done(made, error)
+    except Exception:
+        log.exception("change of the catalogue not answered")

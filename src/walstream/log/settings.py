@@ -1,12 +1,14 @@
 """Topic settings: Kafka's names and text values outside, one typed object inside.
 
 `SETTINGS` is the table of every setting a topic can have: what it means, what it may be, its default. The admin
-APIs describe topics from it, and `TopicSettings.parse` refuses what is not in it.
+APIs describe topics from it, and `TopicSettings.parse` refuses what is not in it. What a newer version has put into the
+catalogue stays there and is ignored: `usable`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -58,17 +60,7 @@ class TopicSettings:
         base = defaults or cls()
         values = {field.name: getattr(base, field.name) for field in fields(cls)}
         for name, text in overrides.items():
-            setting = BY_NAME.get(name)
-            if setting is None:
-                raise InvalidTopicConfig(f"There is no topic setting {name!r}.", f"Known: {', '.join(BY_NAME)}.")
-            try:
-                value = setting.parse(text)
-            except (ValueError, TypeError):
-                raise InvalidTopicConfig(f"{name} cannot be {text!r}.", f"Allowed: {setting.allowed}.") from None
-            if setting.field == "cleanup":
-                values["compacted"], values["deleted"] = value
-            else:
-                values[setting.field] = value
+            values |= _parsed(name, text)
         return cls(**values)
 
     def text(self, name: str) -> str:
@@ -80,6 +72,31 @@ class TopicSettings:
         if setting.field == "append_time":
             return "LogAppendTime" if value else "CreateTime"
         return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    """Return the fields of `TopicSettings` that a setting gives; raises InvalidTopicConfig."""
+    setting = BY_NAME.get(name)
+    if setting is None:
+        raise InvalidTopicConfig(f"There is no topic setting {name!r}.", f"Known: {', '.join(BY_NAME)}.")
+    try:
+        value = setting.parse(text)
+    except (ValueError, TypeError):
+        raise InvalidTopicConfig(f"{name} cannot be {text!r}.", f"Allowed: {setting.allowed}.") from None
+    if setting.field == "cleanup":
+        compacted, deleted = value
+        return {"compacted": compacted, "deleted": deleted}
+    return {setting.field: value}
+
+
+def usable(config: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what this version of walstream does not know, or cannot parse: a newer one has written it."""
+    found = {}
+    for name, text in config.items():
+        with suppress(InvalidTopicConfig):
+            _parsed(name, text)
+            found[name] = text
+    return found
 
 
 def _cleanup(text: str) -> tuple[bool, bool]:

@@ -11,6 +11,7 @@ from walstream.errors import (
     NotEnoughReplicas,
     OffsetNotAvailable,
 )
+from walstream.log.settings import usable
 from walstream.node.addresses import split_address
 from walstream.node.offsets_log import OFFSETS_TOPIC
 from walstream.node.placement import ANY_FACTOR, NOBODY, Broker, Placed
@@ -34,7 +35,7 @@ def leader_of(config: ReplicationConfig, topic: Topic) -> int:
 
 def min_isr_of(topic: Topic, settings: TopicSettings) -> int:
     """Return how many in-sync replicas a topic asks for; as a default never more than it has."""
-    if MIN_ISR_SETTING in topic.config:
+    if MIN_ISR_SETTING in usable(topic.config):
         return settings.min_isr
     return min(settings.min_isr, max(len(topic.replicas), 1))
 

@@ -23,7 +23,7 @@ from walstream.cluster.local import Change, Topic
 from walstream.config import NODE_SECTIONS, value_of
 from walstream.config import fields as config_fields
 from walstream.errors import InvalidRequest, InvalidTopicConfig, PolicyViolation
-from walstream.log.settings import BY_NAME, NO_HOLD, TopicSettings
+from walstream.log.settings import BY_NAME, NO_HOLD, TopicSettings, usable
 from walstream.node.api.answers import failure
 from walstream.node.catalogue_changes import change_catalogue
 from walstream.node.context import Context
@@ -80,7 +80,7 @@ def _describe(context: Context, request: Message, resource: Message) -> Reply:
 
 def _topic_entry(topic: Topic, name: str, of_node: str) -> Reply:
     """Describe a setting: the topic's own value before the node's before the built-in one."""
-    own, built_in = topic.config.get(name), TopicSettings().text(name)
+    own, built_in = usable(topic.config).get(name), TopicSettings().text(name)
     synonyms = [{"name": name, "value": built_in, "source": FROM_DEFAULT}]
     if of_node != built_in:
         synonyms.insert(0, {"name": name, "value": of_node, "source": FROM_FILE})
@@ -175,9 +175,9 @@ def _alteration(context: Context, resource: Message, altered: Altered, *, valida
     if len({entry.name for entry in resource.configs}) < len(resource.configs):
         raise InvalidRequest("The request names a setting twice.")
     config = altered(topic, resource, node.catalogue.settings(topic))
-    TopicSettings.parse(config)
+    change = node.catalogue.configure(topic.name, config)
     _check_hold(topic, node.catalogue.settings(topic), node.catalogue.settings(replace(topic, config=config)))
-    return None if validate_only else node.catalogue.configure(topic.name, config)
+    return None if validate_only else change
 
 
 def _check_hold(topic: Topic, before: TopicSettings, after: TopicSettings) -> None:
@@ -196,7 +196,8 @@ def _apply(topic: Topic, resource: Message, settings: TopicSettings) -> dict[str
     """Return the topic's settings after the operations."""
     config = dict(topic.config)
     for entry in resource.configs:
-        if entry.name not in BY_NAME:
+        is_reset = entry.config_operation == DELETE and entry.name in config
+        if entry.name not in BY_NAME and not is_reset:
             raise InvalidTopicConfig(f"There is no topic setting {entry.name!r}.", f"Known: {', '.join(BY_NAME)}.")
         if entry.config_operation == DELETE:
             config.pop(entry.name, None)
