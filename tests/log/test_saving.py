@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from log.rig import LateDriver, Rig, batch
+from log.rig import LateDriver, Rig, batch, values
 from walstream.cluster.local import Change, NewTopic, Topic
 from walstream.errors import DirectoryUnusable, TopicExists
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint, encode
@@ -211,3 +211,58 @@ def test_a_failure_of_one_change_does_not_hold_up_the_next(tmp_path: Path, monke
         store.changes.submit(partial(catalogue.create, [NewTopic(name, 1, {})]), note)
     assert heard == ["RuntimeError('a bug')", "None", "None"]
     assert list(catalogue.topics) == ["b", "c"]
+
+
+class ReplacingDisk(OsDisk):
+    """Fails to make `topics.json` durable: first behind the renaming, then before it."""
+
+    fails = False
+    is_replaced = False
+
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
+        is_failing = self.fails and path.name == "topics.json"
+        if not is_failing or not self.is_replaced:
+            super().write(path, data, durable=durable)
+        if is_failing:
+            self.is_replaced = True
+            raise OSError(errno.EIO, "I/O error")
+
+
+@pytest.mark.parametrize("cure", ["tick", "change", "stop"])
+def test_the_file_of_a_change_that_was_refused_is_restored_when_the_disk_takes_it(tmp_path: Path, cure: str) -> None:
+    disk = ReplacingDisk()
+    rig = Rig(tmp_path, disk)
+    store, catalogue = rig.store, rig.catalogue
+    store.create_topics([NewTopic("t", 1, {})])
+    refused: list[Exception | None] = []
+    disk.fails = True
+    store.changes.submit(partial(catalogue.delete, ["t"]), lambda _, error: refused.append(error))
+    assert isinstance(refused[0], DirectoryUnusable)
+    store.tick()
+    assert not catalogue.is_file_current
+    assert not json.loads((tmp_path / "topics.json").read_bytes())["topics"]
+    rig.write(store.partition("t", 0), "a")
+    disk.fails = False
+    if cure == "tick":
+        store.tick()
+    elif cure == "change":
+        store.changes.submit(partial(catalogue.create, [NewTopic("u", 1, {})]), lambda _, error: refused.append(error))
+        assert refused[1:] == [None]
+    store.close()
+    if cure == "stop":
+        store.mark_clean()
+    assert catalogue.is_file_current
+    assert values(Rig(tmp_path).store.partition("t", 0)) == ["a"]
+
+
+def test_a_change_waits_for_the_file_to_be_restored(tmp_path: Path) -> None:
+    """Written after it, the older catalogue would be there at the next start."""
+    driver = LateDriver()
+    rig = Rig(tmp_path, driver=driver)
+    rig.catalogue.is_file_current = False
+    driver.is_late = True
+    rig.store.changes.restore_file()
+    rig.store.changes.submit(partial(rig.catalogue.create, [NewTopic("t", 1, {})]), lambda _, __: None)
+    while driver.run_next():
+        pass
+    assert list(Rig(tmp_path).catalogue.topics) == ["t"]

@@ -12,10 +12,12 @@ from kio.schema.api_versions.v0.request import ApiVersionsRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.running import Client, batch_of, running_node
+from walstream.cli.status import _fault
 from walstream.cluster.local import NewTopic
 from walstream.errors import SyncFailed
 from walstream.node.server import Node
 from walstream.ops import metrics
+from walstream.ops.health import health
 from walstream.ops.metrics import Timing
 
 
@@ -100,3 +102,8 @@ async def test_health_names_what_is_unwell(tmp_path: Path) -> None:
         assert unwell["offline"] == [{"partition": "t-0", "reason": "The disk is gone. Look at it."}]
         assert unwell["quarantined"] == [{"partition": "t-2", "offsets": [[5, 7]]}]
         node.store.partition("t", 0).write_error = None
+        node.store.partition("t", 2).damaged.clear()
+        node.catalogue.is_file_current = False
+        _, unwell = health(node)
+        assert (unwell["status"], unwell["catalogue"]) == ("degraded", {"version": 1, "file_current": False})
+        assert "topics.json" in str(_fault(unwell))

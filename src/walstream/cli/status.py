@@ -148,7 +148,10 @@ def _fault(said: dict[str, Any]) -> UnhealthyError:
     faults += [f"{name} has too few replicas in sync for acks=all" for name in replicated.get("below_min_isr", [])]
     faults += [f"{name} has no leader" for name in replicated.get("leaderless", [])]
     faults += [f"{one['partition']} is quarantined: {one['reason']}" for one in replicated.get("quarantined", [])]
-    count = sum(said.get(f"partitions_{name}", 0) for name in ("offline", "quarantined"))
+    is_file_current = said.get("catalogue", {}).get("file_current", True)
+    if not is_file_current:
+        faults.append("topics.json may not have the topics in force: the node writes it again once the disk takes it")
+    count = sum(said.get(f"partitions_{name}", 0) for name in ("offline", "quarantined")) + (not is_file_current)
     count += sum(
         replicated.get(f"partitions_{name}", 0)
         for name in ("under_replicated", "below_min_isr", "leaderless", "quarantined")

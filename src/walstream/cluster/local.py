@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -151,6 +150,8 @@ class Catalogue:
         self.version = catalogue.version
         self.joined = frozenset(catalogue.joined)
         """Of the controller's catalogue: the nodes that ever had it."""
+        self.is_file_current = True
+        """Whether `topics.json` has what is in force, as far as is known: a write that failed may have replaced it."""
         self.changed: Callable[[], None] | None = None
         """Called after each change, before the log has the partitions that it says."""
         self.topics = {topic.name: topic for topic in catalogue.topics}
@@ -330,13 +331,26 @@ class Catalogue:
         if change.topics is self.topics and change.joined is self.joined:
             return
         try:
-            self._write("topics.json", _Topics(list(change.topics.values()), change.version, sorted(change.joined)))
+            self._write_topics(change.topics, change.version, change.joined)
         except DirectoryUnusable:
             # Perhaps the file was replaced, and only its name not synced: the next start would go by it, and remove
             # topics of which the client was told that they are still there.
-            with suppress(DirectoryUnusable):
-                self._write("topics.json", _Topics(list(self.topics.values()), self.version, sorted(self.joined)))
+            self.is_file_current = False
+            try:
+                self.restore()
+            except DirectoryUnusable as error:
+                log.error("catalogue not restored", error=str(error))
             raise
+        self.is_file_current = True
+
+    def restore(self) -> None:
+        """Write `topics.json` again if a failed write may have replaced it. Blocks; raises DirectoryUnusable."""
+        if not self.is_file_current:
+            self._write_topics(self.topics, self.version, self.joined)
+            self.is_file_current = True
+
+    def _write_topics(self, topics: Mapping[str, Topic], version: int, joined: frozenset[int]) -> None:
+        self._write("topics.json", _Topics(list(topics.values()), version, sorted(joined)))
 
     def show(self, change: Change) -> None:
         """Have a change, which is durable."""

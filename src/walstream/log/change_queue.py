@@ -58,6 +58,21 @@ class ChangeQueue:
         self._catalogue.write(change)
         self._put_in_force(change)
 
+    def restore_file(self) -> None:
+        """Write the file of the catalogue again, where a failed write may have replaced it. Called about once a second.
+
+        Changes wait meanwhile: the file is not to go back behind one of them.
+        """
+        if not self._catalogue.is_file_current and not self._is_changing:
+            self._is_changing = True
+            self._driver.run(self._catalogue.restore, self._restored)
+
+    def _restored(self, _: None, error: Exception | None) -> None:
+        self._is_changing = False
+        if error is None:
+            log.info("catalogue restored")
+        self._change_next()
+
     def _change_next(self) -> None:
         catalogue = self._catalogue
         while self._queue and not self._is_changing:

@@ -313,6 +313,7 @@ class LogStore:
 
     def mark_clean(self) -> None:
         """Write the last checkpoint, after `close` and once its completions have run. Blocks."""
+        self.catalogue.restore()
         for partition in self.partitions.values():
             segment = partition.segments[-1]
             if segment.is_index_loaded and segment.size:
@@ -521,6 +522,7 @@ class LogStore:
         now_ms = self.monotonic_ms()
         if self._has_append_time() and (refusal := self.append_clock.tick(self.now_ms())) is not None:
             log.warning("append times not reserved", error=str(refusal))
+        self.changes.restore_file()
         has_space = self._has_space()
         for partition in list(self.partitions.values()):
             error = partition.write_error

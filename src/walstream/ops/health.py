@@ -60,8 +60,9 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
     ]
     replicated = None if source.replicas is None else replication.document(source.replicas)
     is_behind = replicated is not None and any(replicated[name] for name in CLUSTER_FAULTS)
+    is_file_current = store.catalogue.is_file_current
     return 200, {
-        "status": "degraded" if offline or quarantined or is_behind or store.is_full else "ok",
+        "status": "degraded" if offline or quarantined or is_behind or store.is_full or not is_file_current else "ok",
         "version": source.version,
         "epoch": store.epoch,
         "uptime_seconds": round(source.uptime_seconds, 3),
@@ -74,6 +75,7 @@ def health(source: Source) -> tuple[int, dict[str, Any]]:
             "free_bytes": store.free_bytes,
             "writes_resume_at_free_bytes": store.resume_bytes,
         },
+        "catalogue": {"version": store.catalogue.version, "file_current": is_file_current},
         "offline": offline[:DETAILS_MAX],
         "quarantined": quarantined[:DETAILS_MAX],
         **({} if replicated is None else {"replication": replicated}),
