@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +27,7 @@ from kio.schema.heartbeat.v4 import request as heartbeat
 from kio.schema.init_producer_id.v4 import request as init_producer_id
 from kio.schema.list_offsets.v7 import request as list_offsets
 from kio.schema.metadata.v12 import request as metadata
+from kio.schema.offset_commit.v8 import request as offset_commit
 
 from node.running import Client, Connect, batch_of, running_node
 from walstream.cluster.local import NewTopic, Topic
@@ -600,6 +602,55 @@ async def test_a_commit_is_refused_before_it_is_written_while_too_few_are_in_syn
             await groups.delete_group("g")
         assert partition.log_end == end
         assert groups.committed("g") == {("t", 0): committed}
+
+
+async def test_a_commit_for_a_topic_that_was_created_again_outlives_a_catalogue_that_is_late(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer of the new topic commits where its catalogue is still being written, behind one without the topic."""
+    leaders = json.dumps([{"topics": "__*", "node": 2}])
+    async with running_cluster(tmp_path, replication__leaders=leaders) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        catalogue, coordinator = nodes[0].catalogue, nodes[1]
+        await until(lambda: coordinator.groups._refusal is None, "the offsets are read")
+        old = coordinator.catalogue.topics["t"]
+        disk, may_write = coordinator.store.disk, threading.Event()
+        write = disk.write
+
+        def write_late(path: Path, data: bytes, *, durable: bool) -> None:
+            assert path.name != "topics.json" or may_write.wait(10)
+            write(path, data, durable=durable)
+
+        monkeypatch.setattr(disk, "write", write_late)
+        try:
+            await change_catalogue(nodes[0].store, lambda: catalogue.delete(["t"]))
+            await change_catalogue(nodes[0].store, lambda: catalogue.create([NewTopic("t", 1, {}, (1, 2, 3))]))
+            assert coordinator.replicas is not None
+            telling = coordinator.replicas.telling
+            await until(lambda: telling.newest_report == catalogue.version, "the catalogue has arrived")
+            await until(lambda: nodes[0].store.partition("t", 0).is_leader, "the new topic is led")
+            assert (await produce(client, b"a", acks=1))[0] == NONE
+            partition = offset_commit.OffsetCommitRequestPartition(
+                partition_index=0, committed_offset=1, committed_metadata=""
+            )
+            request = offset_commit.OffsetCommitRequest(
+                group_id="g", generation_id_or_member_epoch=-1, member_id="",
+                topics=(offset_commit.OffsetCommitRequestTopic(name="t", partitions=(partition,)),),
+            )  # fmt: skip
+            answer = await (await connect(coordinator)).ask(request)
+            assert answer.topics[0].partitions[0].error_code == NONE
+            assert coordinator.catalogue.topics["t"] == old, "it is not in force yet"
+            assert coordinator.groups.committed("g")["t", 0].offset == 1
+        finally:
+            may_write.set()
+        await until(lambda: coordinator.catalogue.version == catalogue.version, "the catalogue is in force")
+        assert coordinator.groups.committed("g")["t", 0].offset == 1
+        await coordinator.groups.upkeep()
+        assert coordinator.groups.table.of("g")
+        await change_catalogue(nodes[0].store, lambda: catalogue.delete(["t"]))
+        await until(lambda: coordinator.catalogue.version == catalogue.version, "the catalogue is in force")
+        assert not coordinator.groups.committed("g")
 
 
 async def test_changes_of_the_isr_are_counted_by_who_came_and_who_went(tmp_path: Path, connect: Connect) -> None:

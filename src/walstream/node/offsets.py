@@ -43,8 +43,8 @@ class Committed:
     metadata: str
     commit_ms: int
     topic_since: int = SINCE_UNKNOWN
-    """The version of the catalogue that was the first to have the topic: a topic created again under the same name has
-    a later one."""
+    """A version of the catalogue that has the topic, at least the first one that had it: a topic created again under
+    the same name has a later one."""
 
 
 @dataclass(frozen=True, slots=True)

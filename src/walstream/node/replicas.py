@@ -104,6 +104,7 @@ class Replicas:
         self.links = Peers(self, self.config, self.node_id, self.metadata.incarnation, store.catalogue.cluster_id)
         self.placement = ClusterPlacement(self)
         groups.check_in_sync = self.placement.check_in_sync
+        groups.reported_version = lambda: self.telling.newest_report
         self._pushing = Pushing(self, self.config.max_queue_size)
         self._copies = Copies(self)
 
@@ -317,14 +318,18 @@ class Replicas:
         peer, is_outgoing, replicas = link.peer.node_id, link.is_outgoing, self.replicas
         if link in self._behind_catalogue:
             self._behind_catalogue[link] += messages
+            self.telling.noticed(messages)
             return
         for number, message in enumerate(messages, start=1):
             match message:
                 case Catalogue():
                     self._behind_catalogue[link] = messages[number:]
                     # A read may bring hundreds of catalogues that need no write: they are taken in this loop.
-                    if not self._take_catalogue(link, message) or self._behind_catalogue.pop(link, None) is None:
+                    if not self._take_catalogue(link, message):
+                        self.telling.noticed(messages[number:])
                         return
+                    if self._behind_catalogue.pop(link, None) is None:
+                        return  # The link was closed.
                 case CatalogueAck():
                     self.telling.acknowledged(link)
                 case PushedBatch():

@@ -44,8 +44,8 @@ class Telling:
         self._catalogue = store.catalogue
         self._joined = joined
         self._in_sync: dict[str, tuple[int, list[int]]] = {}
-        self._newest_report = 0
-        """The newest version of the catalogue that a leader had when it reported."""
+        self.newest_report = 0
+        """The newest version of the catalogue that another node had when it reported; perhaps not in force here yet."""
         self._leading: dict[str, tuple[int, list[int]]] = {}
         self._told: dict[PeerLink, tuple[int, dict[str, tuple[int, list[int]]]]] = {}
         """Per link, the version and the records that were sent."""
@@ -100,10 +100,16 @@ class Telling:
 
     # ── being told ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def noticed(self, messages: Iterable[object]) -> None:
+        """Note the versions of catalogues that have arrived and wait to be taken."""
+        versions = (message.version for message in messages if isinstance(message, Catalogue))
+        self.newest_report = max(self.newest_report, *versions, 0)
+
     def heard(self, link: PeerLink, message: Catalogue, done: Callable[[], None]) -> None:
         """Take what a leader says, and acknowledge it once it is durable; a wrong one is refused. `done` either way."""
         assert link.peer is not None
         peer, cluster_id = link.peer.node_id, link.peer.cluster_id
+        self.noticed((message,))
 
         def take(told: Told, change: Change | None, error: Exception | None) -> None:
             if error is not None:
@@ -160,7 +166,6 @@ class Telling:
 
     def _reported(self, version: int, leading: dict[str, tuple[int, list[int]]]) -> None:
         """Keep what a leader reports that has this version of the catalogue."""
-        self._newest_report = max(self._newest_report, version)
         if version > self._catalogue.version:
             self._in_sync |= leading  # Perhaps about topics that this node does not have yet.
         else:
@@ -168,7 +173,7 @@ class Telling:
 
     def forget_deleted_topics(self) -> None:
         """Drop what leaders have reported about topics that were deleted."""
-        if self._newest_report <= self._catalogue.version:
+        if self.newest_report <= self._catalogue.version:
             self._in_sync = self._of_topics(self._in_sync)
 
     def _of_topics(self, leading: dict[str, tuple[int, list[int]]]) -> dict[str, tuple[int, list[int]]]:

@@ -83,7 +83,7 @@ def _committed(context: Context, topic: Topic, partition: Message) -> Committed:
         partition.committed_leader_epoch,
         metadata,
         commit_ms=context.node.now_ms(),
-        topic_since=topic.since,
+        topic_since=context.node.groups.since_of(topic),
     )
 
 

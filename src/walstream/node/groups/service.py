@@ -19,6 +19,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from walstream import logs
+from walstream.cluster.local import Topic
 from walstream.config import Config, LimitsConfig
 from walstream.errors import (
     BatchTooLarge,
@@ -78,6 +79,8 @@ class GroupService:
         self.offsets = OffsetsLog(store)
         self.check_in_sync: Callable[[PartitionLog], None] = lambda _: None
         """Raises NotEnoughReplicas where a commit would wait for replicas that are not in sync."""
+        self.reported_version: Callable[[], int] = lambda: 0
+        """Returns the newest version of the catalogue that any other node has reported."""
         self.rebalances = 0
         """Generations begun since the start, all groups together."""
         self._store = store
@@ -226,6 +229,15 @@ class GroupService:
         self.coordinator.check_commit(group_id, member_id, instance_id, generation, self._clock_ms())
         if len(self.table) >= self._limits.groups_max and not self.offsets.known(group_id):
             raise GroupFull(f"The node has offsets of {self._limits.groups_max} groups, as many as it may.")
+
+    def since_of(self, topic: Topic) -> int:
+        """Return the version of the catalogue since which a commit is one for this topic.
+
+        While a newer catalogue is reported and not in force here, the topic may have been created again, and the commit
+        be the first one for the new topic: it must survive until that catalogue is in force.
+        """
+        reported = self.reported_version()
+        return reported if reported > self._store.catalogue.version else topic.since
 
     async def commit(self, group_id: str, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Store offsets durably. The caller has checked that it may, and has not waited since."""
