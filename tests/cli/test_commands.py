@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -124,6 +126,7 @@ class TestProduceAndTail:
 
     def test_a_line_without_its_key(self, run: Run, topic: str) -> None:
         run("produce", topic, "-K", ":", stdin=b"k:v\nno key\n", code=2, stderr="Line 2 has no key")
+        assert [record["value"] for record in read(run, topic)] == ["v"], "those before it are sent"
 
     def test_places(self, run: Run, topic: str) -> None:
         run("produce", topic, stdin=b"".join(b"%d\n" % number for number in range(25)))
@@ -164,12 +167,13 @@ class TestProduceAndTail:
 
 
 class TestSignals:
-    def start(self, node: NodeProcess, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, node: NodeProcess, *arguments: str, stdin: int = PIPE, stdout: int = PIPE, stderr: int = PIPE
+    ) -> subprocess.Popen[bytes]:
         source = str(Path(walstream.__file__).parents[1])
         environ = {**os.environ, "WALSTREAM_BOOTSTRAP": node.address, "PYTHONPATH": source}
         command = [sys.executable, "-m", "walstream.cli.main", *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr)
 
     def test_follow_prints_what_comes_and_ends_on_the_first_ctrl_c(
         self, run: Run, node: NodeProcess, topic: str
@@ -198,6 +202,29 @@ class TestSignals:
             code, said = produce.wait(10), produce.stderr.read()
             assert code == 0, said
             assert b"Produced 2 records" in said
+        assert [record["value"] for record in read(run, topic)] == ["one", "two"]
+
+    @pytest.mark.parametrize("is_typed", [False, True])
+    def test_produce_sends_what_it_has_when_its_terminal_closes(
+        self, run: Run, node: NodeProcess, topic: str, is_typed: bool
+    ) -> None:
+        """Neither can be said that it sends the rest, nor, where the records are typed, can the next one be read."""
+        run("topic", "create", topic)
+        ours, theirs = pty.openpty()
+        read_end, write_end = os.pipe()
+        options = ("produce", topic, "--linger-ms", "60000")
+        with self.start(
+            node, *options, stdin=theirs if is_typed else read_end, stdout=theirs, stderr=theirs
+        ) as produce:
+            os.close(theirs)
+            os.close(read_end)
+            os.write(ours if is_typed else write_end, b"one\ntwo\n")
+            time.sleep(2)  # Nothing says that it waits for the third line.
+            os.close(ours)
+            for _ in range(2):
+                produce.send_signal(signal.SIGHUP)
+            assert produce.wait(10) == 0 or is_typed
+            os.close(write_end)
         assert [record["value"] for record in read(run, topic)] == ["one", "two"]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import sys
 
 import pytest
 
+from walstream.cli import main
 from walstream.cli.output import Column, JsonOutput, Output, TableOutput, bytes_in_words, cell, plural, printable
+from walstream.processes import free_port
 
 COLUMNS = (Column("topic", "topic"), Column("records", "records", "number"), Column("size_bytes", "size", "bytes"))
 ROWS = [
@@ -30,6 +34,21 @@ def test_table() -> None:
         "a-much-longer-topic-name-than-that           0      17 B",
     ]
     assert stderr.getvalue() == ""
+
+
+class ClosedTerminal(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("kind", [TableOutput, JsonOutput])
+def test_a_note_outlives_a_closed_terminal(kind: type[TableOutput | JsonOutput]) -> None:
+    kind(io.StringIO(), ClosedTerminal()).note("Sending the last 2 records.")
+
+
+def test_an_error_at_a_closed_terminal_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+    assert main.invoke(["tail", "t", "--bootstrap", f"127.0.0.1:{free_port()}", "--timeout-ms", "100"]) == 3
 
 
 def test_json_has_raw_numbers_under_names_with_units() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
@@ -111,9 +111,11 @@ def _usage_hint(error: Any) -> str:
 
 
 def _complain(message: str, hint: str) -> None:
+    from walstream import logs
     from walstream.cli.output import console
 
-    stderr = console(sys.stderr)
+    # A closed terminal must not change the exit code, by which a supervisor decides whether to restart.
+    stderr = console(cast(TextIO, logs.Unfailing(sys.stderr)))
     stderr.print("error: ", style="bold red", end="")
     stderr.print(message, soft_wrap=True)
     if hint:

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from walstream import logs
 
 Row = Mapping[str, Any]
 
@@ -53,7 +55,7 @@ class Output(Protocol):
         """Report an act: a sentence to people (it is no data, so on stderr), its result to programs."""
 
     def note(self, sentence: str) -> None:
-        """Say something beside the data, on stderr."""
+        """Say something beside the data, on stderr. Never fails: a closed terminal must not end what it is about."""
 
 
 class TableOutput:
@@ -63,7 +65,7 @@ class TableOutput:
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self._stdout = console(stdout or sys.stdout)
-        self._stderr = console(stderr or sys.stderr)
+        self._stderr = console(cast(TextIO, logs.Unfailing(stderr or sys.stderr)))
 
     def rows(self, name: str, rows: Sequence[Row], columns: Sequence[Column], empty: str) -> None:
         """Print a table with one line per row."""
@@ -112,7 +114,7 @@ class JsonOutput:
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self._stdout = stdout or sys.stdout
-        self._stderr = stderr or sys.stderr
+        self._stderr = cast(TextIO, logs.Unfailing(stderr or sys.stderr))
 
     def rows(self, name: str, rows: Sequence[Row], columns: Sequence[Column], empty: str) -> None:
         """Print an object whose one field, `name`, is the list."""

@@ -90,18 +90,27 @@ def produce(
         fixed["headers"] = list(pairs(headers, "--header", "source=shell").items())
     delivery = Delivery()
     with Interrupt() as interrupt, client.translated(f"topic {topic}"):
-        for found_key, value in interrupt.until(_read(files, whole, key_separator)):
-            if delivery.error:
-                break
-            chosen = key.encode() if key is not None else found_key
-            _send(producer, delivery, {**fixed, "key": chosen, "value": value or None if empty_is_null else value})
+        try:
+            for found_key, value in interrupt.until(_read(files, whole, key_separator)):
+                if delivery.error:
+                    break
+                chosen = key.encode() if key is not None else found_key
+                _send(producer, delivery, {**fixed, "key": chosen, "value": value or None if empty_is_null else value})
+        except UsageError:
+            # Records before the one that cannot be read are sent already, or queued: the user learns how many.
+            _drain(producer, client, output, interrupt)
+            _tell(topic, delivery, client, output)
+            raise
         _drain(producer, client, output, interrupt)
     _tell(topic, delivery, client, output)
 
 
 def _read(files: list[Path] | None, whole: bool, separator: str | None) -> Iterator[KeyAndValue]:
     if not files:
-        yield from _split(sys.stdin.buffer, whole, separator)
+        try:
+            yield from _split(sys.stdin.buffer, whole, separator)
+        except OSError as error:  # A terminal that was closed.
+            raise UsageError(f"stdin cannot be read: {error.strerror}.") from None
         return
     for file in files:
         try:
