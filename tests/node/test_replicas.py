@@ -47,9 +47,9 @@ from walstream.node.server import Node
 from walstream.ops.health import health
 from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
-from walstream.replication.effects import Report, SetHighWatermark
-from walstream.replication.events import MetadataChanged
-from walstream.replication.messages import Catalogue
+from walstream.replication.effects import Append, Effect, Report, SetHighWatermark
+from walstream.replication.events import Event, MetadataChanged, Received
+from walstream.replication.messages import Catalogue, Data
 from walstream.replication.wire.frames import VERSION
 from walstream.replication.wire.version_1_push import PushPlan
 
@@ -478,6 +478,60 @@ async def test_a_replica_that_fails_takes_no_other_with_it(
         assert nodes[0].placement.find(nodes[0].catalogue.topics["t"], 0).leader == -1
         monkeypatch.undo()
         assert nodes[0].store.partition("t", 0).high_watermark == 1, "an answer that was not given is not visible"
+
+
+@pytest.mark.parametrize("failing_in", ["core", "append", "queue"])
+async def test_a_replica_that_fails_gives_the_credit_of_its_data_back(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch, failing_in: str
+) -> None:
+    """Kept, it would be missing to the other partitions of the link."""
+    append = DOING[Append]
+
+    def failing_append(replica: Replica, effect: Append) -> None:
+        if replica.node_id != 2 or replica.partition.topic != "bad":
+            append(replica, effect)
+            return
+        if failing_in == "queue":
+            # Another frame that is taken while this one is appended, and waits to be handled.
+            message = Data(replica.key, replica.manager.known_epoch, 1, 0, 0, 0, 1, effect.batches)
+            replica.feed(Received(effect.peer, message, is_outgoing=False))
+        raise ValueError("a bug")
+
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        await create(client, nodes, "bad")
+        assert nodes[1].replicas is not None
+        links = nodes[1].replicas.links
+        replica = nodes[1].replicas.replicas[nodes[1].store.partition("bad", 0).key]
+        handle = replica.manager.handle
+
+        def failing_handle(event: Event, now_ms: int) -> list[Effect]:
+            if isinstance(event, Received) and isinstance(event.message, Data):
+                raise ValueError("a bug")
+            return handle(event, now_ms)
+
+        returned, return_credit = 0, links.return_credit
+
+        def counting(peer: int, bytes_count: int) -> None:
+            nonlocal returned
+            returned += bytes_count
+            return_credit(peer, bytes_count)
+
+        monkeypatch.setattr(links, "return_credit", counting)
+        monkeypatch.setitem(DOING, Append, failing_append)
+        if failing_in == "core":
+            monkeypatch.setattr(replica.manager, "handle", failing_handle)
+        batch = batch_of(b"x" * 10_000)
+        await client.send(produce_v9(batch, acks=1, topic=b"bad"))
+        assert code_of(await client.receive()) == NONE
+        await until(lambda: replica.is_closed, "the replica has failed")
+        await until(lambda: returned, "its credit is returned")
+        assert returned == len(batch) * (2 if failing_in == "queue" else 1)
+        machine: Any = links.incoming[1].link
+        assert machine.credit.held_bytes == 0
+        assert (await produce(client, b"a", acks=-1))[0] == NONE
+        assert in_sync(nodes[0], "t") == [1, 2, 3]
 
 
 async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, connect: Connect) -> None:

@@ -21,7 +21,7 @@ from walstream.log.waiting import Callback, Waiter, Waiters
 from walstream.replication import effects as do
 from walstream.replication import events as on
 from walstream.replication.context import NEVER
-from walstream.replication.messages import Batches
+from walstream.replication.messages import Batches, Data
 
 if TYPE_CHECKING:
     from walstream.cluster.metadata import MetadataService, NodeId, PartitionState
@@ -147,6 +147,8 @@ class Replica:
         """Hear nothing more: the partition is gone, or the node stops."""
         self.is_closed = True
         self.partition.listener = None
+        for event in self._events:
+            self._return_credit_of(event)
         self._events.clear()
         self._host.links.stop_data(self)
         self.followers_durable.fail(NotLeader(f"This node no longer leads {self.partition.name}."))
@@ -161,13 +163,22 @@ class Replica:
         if self._is_handling:
             return
         self._is_handling = True
+        effects: list[do.Effect] | None = None
+        effect: do.Effect | None = None
         try:
             events, manager = self._events, self.manager
             now_ms = self._host.clock_ms()
             while events:
-                for effect in manager.handle(events.popleft(), now_ms):
+                event, effects = events.popleft(), None
+                effects = manager.handle(event, now_ms)
+                for effect in effects:
                     DOING[type(effect)](self, effect)
         except Exception as error:
+            if effects is None:
+                self._return_credit_of(event)
+            else:
+                number = next(number for number, one in enumerate(effects) if one is effect)
+                self._return_credit_in(effects[number:])
             self._fail(error)
             return
         finally:
@@ -193,6 +204,19 @@ class Replica:
         self.manager.role = None
         self.partition.fail_waiters(NotLeader(f"The replica of {name} has failed on this node."))
         self._host.replica_failed(self, error)
+
+    def _return_credit_of(self, event: on.Event) -> None:
+        """Return the credit of data that is not handled: the link is sound, and so are its other partitions."""
+        if isinstance(event, on.Received) and isinstance(event.message, Data):
+            self._host.links.return_credit(event.peer, sum(map(len, event.message.batches)))
+
+    def _return_credit_in(self, effects: list[do.Effect]) -> None:
+        """Return the credit that effects would have returned, which are not done."""
+        for effect in effects:
+            if isinstance(effect, do.Append):
+                self._host.links.return_credit(effect.peer, effect.credit_bytes)
+            elif isinstance(effect, do.ReturnCredit):
+                self._return_credit(effect)
 
     def look(self) -> None:
         """Tell the core what has happened to the log since the last turn."""
