@@ -328,6 +328,29 @@ class TestUnsaved:
         assert third is not None
         assert (third.epoch, told[2:]) == (8, [third])
 
+    @pytest.mark.parametrize("has_resigned", [False, True])
+    def test_a_failed_replica_does_not_lead_in_the_epoch_that_was_being_saved(
+        self, tmp_path: Path, has_resigned: bool
+    ) -> None:
+        jobs: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
+        OsDisk().make_directory(tmp_path)
+        cluster = StaticCluster(OsDisk(), tmp_path, 1, NOW_MS, lambda job, done: jobs.append((job, done)))
+        cluster.open([opening()])
+        told: list[PartitionState] = []
+        cluster.watch(KEY, told.append)
+        if has_resigned:
+            cluster.resign(KEY, 1, told[0].epoch)
+        cluster.lead_again(KEY, 7)
+        cluster.retire(KEY)
+        while jobs:
+            at_once(*jobs.pop(0))
+            cluster.tick()
+        state = cluster.state(KEY)
+        assert state is not None
+        assert (state.leader, state.last_leader, state.epoch) == (NO_LEADER, 1, 8)
+        assert [one.leader for one in told] == [1, NO_LEADER, NO_LEADER]
+        assert opened(start(tmp_path), opening()).epoch == 9, "the next start leads in a newer epoch"
+
     def test_a_leader_that_resigns_while_its_record_is_saved_has_resigned(self, tmp_path: Path) -> None:
         jobs: list[tuple[Callable[[], None], Callable[[Exception | None], None]]] = []
         OsDisk().make_directory(tmp_path)

@@ -534,6 +534,31 @@ async def test_a_replica_that_fails_gives_the_credit_of_its_data_back(
         assert in_sync(nodes[0], "t") == [1, 2, 3]
 
 
+async def test_a_replica_that_fails_while_its_epoch_is_saved_is_not_shown_as_leader(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(replica: Replica, effect: SetHighWatermark) -> None:
+        if replica.partition.topic == "t" and replica.node_id == 1 and effect.offset == 1:
+            assert nodes[0].replicas is not None
+            nodes[0].replicas.metadata.lead_again(replica.key, replica.partition.leader_epoch)
+            raise RuntimeError("a bug")
+        advance(replica, effect)
+
+    advance = DOING[SetHighWatermark]
+    async with running_cluster(tmp_path) as nodes:
+        client = await connect(nodes[0])
+        await create(client, nodes)
+        assert nodes[0].replicas is not None
+        metadata, key = nodes[0].replicas.metadata, nodes[0].store.partition("t", 0).key
+        state = metadata.state(key)
+        assert state is not None
+        monkeypatch.setitem(DOING, SetHighWatermark, failing)
+        assert (await produce(client, b"a", acks=-1))[0] == NOT_LEADER
+        await until(lambda: metadata.state(key).epoch > state.epoch, "the epoch is saved")  # type: ignore[union-attr]
+        assert nodes[0].placement.find(nodes[0].catalogue.topics["t"], 0).leader == -1
+        assert health(nodes[0])[1]["replication"]["leaderless"] == ["t-0"]
+
+
 async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, connect: Connect) -> None:
     async with running_cluster(tmp_path) as nodes:
         client = await connect(nodes[0])

@@ -250,6 +250,15 @@ class StaticCluster:
         self._states[partition] = resigned = _resigned(state)
         self._tell(partition, resigned)
 
+    def retire(self, partition: PartitionKey) -> None:
+        """Resign from every epoch that this node leads the partition in, also from one that is being saved.
+
+        For a replica that has failed and stays so until the next start: it never takes the role that a record gives.
+        """
+        for state in (self._latest(partition), self._states.get(partition)):
+            if state is not None and state.leader == self._node_id:
+                self.resign(partition, self._node_id, state.epoch)
+
     def lead_again(self, partition: PartitionKey, known_epoch: int) -> None:
         """Lead in a new epoch, above every one that was heard of: after a resignation, or when a follower knows better.
 

@@ -432,9 +432,7 @@ class Replicas:
 
     def replica_failed(self, replica: Replica, error: Exception) -> None:  # noqa: ARG002 - the protocol's signature
         """Resign for a replica that has failed."""
-        state = self.metadata.state(replica.key)
-        if state is not None and state.leader == self.node_id:
-            self.metadata.resign(replica.key, self.node_id, state.epoch)
+        self.metadata.retire(replica.key)
         self.role_changed(replica)
         self.tell_soon()
 
