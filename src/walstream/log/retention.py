@@ -12,9 +12,53 @@ fills no disk. A segment is held as a whole, if one of its records is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from walstream import logs
+from walstream.errors import CorruptLog
 from walstream.log.segment import Segment
 from walstream.log.settings import NO_HOLD, UNLIMITED, TopicSettings
+
+if TYPE_CHECKING:
+    from walstream.log.partition_log import PartitionLog
+
+log = logs.get(__name__)
+
+
+class Kept(NamedTuple):
+    """A partition with what retention decides by."""
+
+    partition: PartitionLog
+    segments: list[Segment]
+    last_size: int
+    settings: TopicSettings
+
+
+class Expired(NamedTuple):
+    """What retention found in a partition."""
+
+    segments: int
+    """The number of segments, from the first one on, that nothing keeps."""
+    is_last: bool
+    """Whether the last segment has expired by its age."""
+
+
+def find_expired(looked_at: list[Kept], now_ms: int) -> list[Expired]:
+    """Return what has expired of each partition. Blocks: it loads indexes."""
+    return [_expired(kept, now_ms) for kept in looked_at]
+
+
+def _expired(kept: Kept, now_ms: int) -> Expired:
+    partition, segments, _, settings = kept
+    try:
+        load_times(segments, settings)
+        start = retained_from(segments, settings, now_ms)
+        is_last = settings.deleted and settings.retention_ms != UNLIMITED and is_expired(segments[-1], settings, now_ms)
+    except (OSError, CorruptLog) as error:  # An index had to be made again from a segment that cannot be read.
+        if not partition.is_discarded:
+            log.warning("retention skipped", partition=partition.name, error=str(error))
+        return Expired(0, is_last=False)
+    return Expired(sum(segment.base_offset < start for segment in segments), is_last)
 
 
 def retained_from(segments: Sequence[Segment], settings: TopicSettings, now_ms: int) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from walstream import logs
@@ -47,12 +46,11 @@ from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import PRODUCERS_MAX, Row
 from walstream.log.reading import ReadableLog
 from walstream.log.recovery import Recovered
-from walstream.log.retention import holds_more, is_expired, load_times, retained_from
+from walstream.log.retention import Expired, Kept, find_expired, holds_more
 from walstream.log.rounds import Rounds
 from walstream.log.saving import Saver, States
 from walstream.log.scrub import Scrub
 from walstream.log.segment import OPEN_FILES_MAX, OpenFiles, Segment
-from walstream.log.settings import UNLIMITED, TopicSettings
 from walstream.log.surroundings import Done
 from walstream.log.trash import Trash
 
@@ -74,42 +72,6 @@ PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 
 Dropped = tuple[PartitionLog, list[Segment]]
 """Segments that lie wholly below the start of their log."""
-
-
-class Kept(NamedTuple):
-    """A partition with what retention decides by."""
-
-    partition: PartitionLog
-    segments: list[Segment]
-    last_size: int
-    settings: TopicSettings
-
-
-class Expired(NamedTuple):
-    """What retention found in a partition."""
-
-    segments: int
-    """The number of segments, from the first one on, that nothing keeps."""
-    is_last: bool
-    """Whether the last segment has expired by its age."""
-
-
-def _all_expired(looked_at: list[Kept], now_ms: int) -> list[Expired]:
-    """Return what has expired of each partition. Blocks: it loads indexes."""
-    return [_expired(kept, now_ms) for kept in looked_at]
-
-
-def _expired(kept: Kept, now_ms: int) -> Expired:
-    partition, segments, _, settings = kept
-    try:
-        load_times(segments, settings)
-        start = retained_from(segments, settings, now_ms)
-        is_last = settings.deleted and settings.retention_ms != UNLIMITED and is_expired(segments[-1], settings, now_ms)
-    except (OSError, CorruptLog) as error:  # An index had to be made again from a segment that cannot be read.
-        if not partition.is_discarded:
-            log.warning("retention skipped", partition=partition.name, error=str(error))
-        return Expired(0, is_last=False)
-    return Expired(sum(segment.base_offset < start for segment in segments), is_last)
 
 
 def _nothing() -> None:
@@ -565,7 +527,7 @@ class LogStore:
             else:
                 then()
 
-        self._driver.run(partial(_all_expired, looked_at, self.now_ms()), found)
+        self._driver.run(partial(find_expired, looked_at, self.now_ms()), found)
 
     def _drop_expired(self, looked_at: list[Kept], found: list[Expired]) -> list[PartitionLog]:
         """Move up the starts of logs whose settings and segments are still those that were looked at.
