@@ -273,15 +273,20 @@ class LogStore:
         self._rounds.stop()
         self._driver.stop()
 
-    def mark_clean(self) -> None:
-        """Write the last checkpoint, after `close` and once its completions have run. Blocks."""
+    def mark_clean(self) -> bool:
+        """Write the last checkpoint, after `close` and once its completions have run; return whether it is clean.
+
+        It is not while a partition is offline: the next start has to check what the files of that hold. Blocks.
+        """
         self.catalogue.restore()
         for partition in self.partitions.values():
             segment = partition.segments[-1]
             if segment.is_index_loaded and segment.size:
                 with suppress(OSError):  # It is rebuilt from the segment.
                     segment.save_index()
-        self._saver.write(self._checkpoint(clean=True))
+        is_clean = all(partition.write_error is None for partition in self.partitions.values())
+        self._saver.write(self._checkpoint(clean=is_clean))
+        return is_clean
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────
 

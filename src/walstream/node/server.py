@@ -304,12 +304,11 @@ class Node:
             await asyncio.sleep(0)  # The last completions were posted before this and run first.
             if not self._has_started:
                 return False  # Nothing was served: the checkpoint of this start says all there is.
-            await loop.run_in_executor(None, self.store.mark_clean)
+            return await loop.run_in_executor(None, self.store.mark_clean)
         except (OSError, WalstreamError) as error:
             # What was acknowledged is durable; the next start only has more to check.
             log.error("the last checkpoint was not written", error=str(error))
             return False
-        return True
 
     async def _drain(self) -> None:
         self._emptied.clear()

@@ -1,0 +1,84 @@
+"""Partitions that are offline, because their files could not be opened, or a write or a truncation failed."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from log.power import PowerRig
+from log.rig import Rig
+from log.test_cleaner import compacted, fill, settle, table
+from walstream.log.settings import TopicSettings
+from walstream.log.truncation import ANNOUNCEMENT
+from walstream.sim.disk import SimDisk
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_a_clean_stop_trusts_no_segment_list_from_before_a_failed_open(tmp_path: Path, is_offline: bool) -> None:
+    """Compaction has replaced the segments that the last checkpoint lists, and that checkpoint is all that is known."""
+    rig = Rig(tmp_path)
+    partition = compacted(rig)
+    fill(rig, partition, 500)
+    settle(rig)
+    expected, _ = table(partition)
+    rig.disk.faults = {("sync", ".log"): errno.EIO} if is_offline else {}
+    rig = rig.again()
+    assert (rig.store.partition("t", 0).failure is not None) == is_offline
+    rig.disk.faults = {}
+    rig.store.close()
+    assert rig.store.mark_clean() != is_offline
+    partition = rig.again().store.partition("t", 0)
+    assert (partition.failure, partition.damaged) == (None, [])
+    assert table(partition)[0] == expected
+
+
+class Forgetful(SimDisk):
+    """A disk that has no descriptor left to sync the folder from which an announcement was removed."""
+
+    is_armed = has_removed = False
+
+    def remove(self, path: Path) -> None:
+        super().remove(path)
+        self.has_removed = self.has_removed or path.name == ANNOUNCEMENT
+
+    def sync_directory(self, path: Path) -> None:
+        if self.is_armed and self.has_removed:
+            self.is_armed = False
+            raise OSError(errno.EMFILE, "Too many open files")
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("then", ["clean stop", "kill", "reopening"])
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_an_announcement_whose_removal_failed_truncates_nothing_later(then: str, is_reset: bool) -> None:
+    for seed in range(20):
+        disk = Forgetful(Random(seed))
+        rig = PowerRig(disk, defaults=TopicSettings())  # One segment: no later one has its name synced.
+        partition = rig.topic()
+        rig.follow(partition, 1)
+        for number in range(10):
+            rig.receive(partition, 1, f"old {number}")
+            rig.driver.flush()
+        rig.settle()
+        disk.is_armed = True
+        errors: list[Exception | None] = []
+        (partition.reset if is_reset else partition.truncate)(5, errors.append)
+        rig.driver.flush()
+        assert errors != [None]
+        if then == "reopening":
+            rig.now_ms += 1000
+            rig.store.tick()
+            rig.driver.flush()
+        else:
+            rig = rig.again(clean=then == "clean stop")
+        partition = rig.store.partition("t", 0)
+        rig.follow(partition, 2)
+        for number in range(6):
+            rig.receive(partition, 2, f"new {number}")
+            rig.driver.flush()
+        disk.crash()
+        partition = rig.again().store.partition("t", 0)
+        assert (partition.durable_end, partition.damaged, partition.is_unclean) == (11, [], False), seed
