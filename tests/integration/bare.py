@@ -11,7 +11,9 @@ from walstream.log.records import Record, build_batch
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+DELETE_RECORDS, OFFSET_FOR_LEADER_EPOCH = 21, 23
 KAFKA_STORAGE_ERROR, CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, NONE = 56, 2, 10, 0
+COORDINATOR_LOAD_IN_PROGRESS = 14
 CLIENT_ID = b"bare"
 
 
@@ -54,6 +56,16 @@ def list_offsets_request(topic: str, timestamp: int, *partitions: int) -> bytes:
     return request(
         LIST_OFFSETS, 1, struct.pack(">ii", -1, 1) + text(topic) + struct.pack(">i", len(partitions)) + asked
     )
+
+
+def delete_records_request(topic: str, before: int) -> bytes:
+    body = struct.pack(">i", 1) + text(topic) + struct.pack(">iiqi", 1, 0, before, 10_000)
+    return request(DELETE_RECORDS, 0, body)
+
+
+def offset_for_leader_epoch_request(topic: str, epoch: int) -> bytes:
+    body = struct.pack(">i", 1) + text(topic) + struct.pack(">iiii", 1, 0, -1, epoch)
+    return request(OFFSET_FOR_LEADER_EPOCH, 2, body)
 
 
 def offset_commit_request(group: str, topic: str, offset: int) -> bytes:

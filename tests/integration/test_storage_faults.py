@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from walstream.log.batch import walk
 from walstream.node.process import NodeProcess
 
-from .bare import KAFKA_STORAGE_ERROR, NONE, Bare, one_record
+from .bare import (
+    COORDINATOR_LOAD_IN_PROGRESS,
+    KAFKA_STORAGE_ERROR,
+    NONE,
+    Bare,
+    delete_records_request,
+    offset_for_leader_epoch_request,
+    one_record,
+)
 from .clients import Confluent, Item, create_topic, read_messages, watermarks
 from .support import MakeNode, segments_of, wait_for
 
@@ -184,6 +193,60 @@ def test_a_torn_tail_is_cut(make_node: MakeNode, cut: int) -> None:
     with Bare(node.address) as connection:
         assert connection.produce("torn", one_record(b"next")).base_offset == 40
     assert [message.offset() for message in read_messages(node.address, "torn")] == list(range(41))
+
+
+@contextlib.contextmanager
+def unopenable(file: Path, aside: Path) -> Iterator[None]:
+    """Put a folder in the place of a file: no node can open that."""
+    file.rename(aside)
+    file.mkdir()
+    yield
+    file.rmdir()
+    aside.rename(file)
+
+
+def test_a_consumer_skips_nothing_of_a_partition_that_could_not_be_opened(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    fill_segments(node, "away")
+    node.stop()
+    consumer = Consumer({"bootstrap.servers": node.address, "group.id": "g", "auto.offset.reset": "earliest"})
+    with unopenable(segments_of(node.data, "away")[-1], tmp_path / "aside"):
+        node.start()
+        with Bare(node.address) as connection:
+            for time in (-1, -2, -3, 0):
+                assert connection.list_offsets("away", time, 0)[0].error == KAFKA_STORAGE_ERROR
+            for offset in (0, 40):
+                assert connection.fetch("away", offset).error == KAFKA_STORAGE_ERROR
+            assert connection.produce("away", one_record(b"refused")).error == KAFKA_STORAGE_ERROR
+            deleted = connection.ask(delete_records_request("away", 10))
+            assert struct.unpack_from(">h", deleted, len(deleted) - 2) == (KAFKA_STORAGE_ERROR,)
+            epoch_end = connection.ask(offset_for_leader_epoch_request("away", 1))
+            assert struct.unpack_from(">h", epoch_end, 4 + 4 + 2 + len("away") + 4) == (KAFKA_STORAGE_ERROR,)
+        consumer.assign([TopicPartition("away", 0, OFFSET_BEGINNING)])
+        assert consumer.poll(2) is None
+        node.stop()
+    node.start()
+    try:
+        read = [message.value() for message in consumer.consume(40, 20)]
+    finally:
+        consumer.close()
+    assert [int(value) for value in read] == list(range(40))
+
+
+def test_committed_offsets_that_cannot_be_read_are_not_taken_for_none(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node()
+    create_topic(node.address, "read")
+    with Bare(node.address) as connection:
+        assert connection.commit("g", "read", 7) == NONE
+    node.stop()
+    with unopenable(segments_of(node.data, "__consumer_offsets")[-1], tmp_path / "aside"):
+        node.start()
+        with Bare(node.address) as connection:
+            assert connection.committed("g", "read") == (COORDINATOR_LOAD_IN_PROGRESS, -1)
+        node.stop()
+    node.start()
+    with Bare(node.address) as connection:
+        assert connection.committed("g", "read") == (NONE, 7)
 
 
 def test_missing_and_wrong_indexes_are_built_again(make_node: MakeNode) -> None:

@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from log.power import PowerRig
-from log.rig import Rig
+from log.rig import Rig, values
 from log.test_cleaner import compacted, fill, settle, table
+from walstream.errors import PartitionOffline
 from walstream.log.settings import TopicSettings
 from walstream.log.truncation import ANNOUNCEMENT
 from walstream.sim.disk import SimDisk
@@ -82,3 +83,21 @@ def test_an_announcement_whose_removal_failed_truncates_nothing_later(then: str,
         disk.crash()
         partition = rig.again().store.partition("t", 0)
         assert (partition.durable_end, partition.damaged, partition.is_unclean) == (11, [], False), seed
+
+
+def test_records_of_a_partition_that_could_not_be_opened_are_not_deleted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    partition = rig.topic()
+    rig.write(partition, "a")
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    rig.write(partition, "b")
+    rig.disk.faults = {("sync", ".log"): errno.EIO}
+    rig = rig.again()
+    partition = rig.store.partition("t", 0)
+    errors: list[Exception | None] = []
+    with pytest.raises(PartitionOffline):
+        rig.store.delete_records(partition, partition.high_watermark, errors.append)
+    assert errors == []
+    rig.disk.faults = {}
+    assert values(rig.again().store.partition("t", 0)) == ["a", "b"]

@@ -181,6 +181,7 @@ class KeptLog(ReadableLog):
 
         The caller makes the new start durable before it removes their files.
         """
+        self.check_opened()
         if offset > self.high_watermark:
             raise OffsetOutOfRange(f"{self.name} ends at {self.high_watermark}; it cannot start at {offset}.")
         offset = max(offset, self.log_start)

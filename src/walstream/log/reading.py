@@ -253,10 +253,14 @@ class ReadableLog:
         if not self.log_start <= offset <= self.log_end:
             raise OffsetOutOfRange(f"{self.name} has offsets {self.log_start} to {self.log_end}; {offset} is outside.")
 
-    def check_offset(self, offset: int) -> None:
-        """Raise OffsetOutOfRange unless a reader may stand at `offset`."""
+    def check_opened(self) -> None:
+        """Raise PartitionOffline if the files could not be opened: then the offsets are not those of the records."""
         if self.failure is not None:
             raise PartitionOffline(self.failure.message, self.failure.hint)
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OffsetOutOfRange unless a reader may stand at `offset`."""
+        self.check_opened()
         if not self.log_start <= offset <= self.high_watermark:
             raise OffsetOutOfRange(
                 f"{self.name} has offsets {self.log_start} to {self.high_watermark}; {offset} is outside."

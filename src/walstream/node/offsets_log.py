@@ -74,6 +74,7 @@ class OffsetsLog:
         if OFFSETS_TOPIC not in self._store.catalogue.topics:
             return
         partition = self._follow()
+        partition.check_opened()
         if partition.replicated:
             if not partition.is_leader:
                 raise NotLeader(f"This node does not lead {partition.name}.")

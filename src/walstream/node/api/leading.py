@@ -26,9 +26,14 @@ def led_partition(context: Context, question: Question, topic: str, index: int, 
 
 
 def check_leader(partition: PartitionLog, epoch: int = -1) -> None:
-    """Raise unless this node leads the partition and the client's idea of its epoch (-1: none) is the present one."""
+    """Raise unless this node leads the partition and the client's idea of its epoch (-1: none) is the present one.
+
+    Raises PartitionOffline where the files could not be opened: the log seems empty then, and a reader that is told so
+    skips its records.
+    """
     if not partition.is_leader:
         raise NotLeader(f"This node does not lead {partition.name}.", "Ask again who does.")
+    partition.check_opened()
     if epoch in (-1, partition.leader_epoch):
         return
     kind = FencedLeaderEpoch if epoch < partition.leader_epoch else UnknownLeaderEpoch
