@@ -101,3 +101,34 @@ def test_records_of_a_partition_that_could_not_be_opened_are_not_deleted(tmp_pat
     assert errors == []
     rig.disk.faults = {}
     assert values(rig.again().store.partition("t", 0)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_node_starts_where_an_unopened_log_begins_above_its_synced_end(tmp_path: Path, replicated: bool) -> None:
+    """The log start and an epoch lie where only the journal has batches."""
+    rig = Rig(tmp_path, replicated=replicated)
+    partition = rig.topic()
+
+    def lead(epoch: int) -> None:
+        if replicated:
+            partition.become_leader(epoch, lambda error: None)
+
+    lead(1)
+    for _ in range(5):
+        rig.write(partition, "x")
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    lead(2)
+    for _ in range(2):
+        rig.write(partition, "y")
+    partition.advance_high_watermark(7)
+    rig.store.delete_records(partition, 6, lambda error: None)
+    rig.disk.faults = {("sync", f"/{partition.folder.parent.name}/0/"): errno.EIO}
+    for _ in range(2):
+        rig = rig.again(replicated=replicated)
+        partition = rig.store.partition("t", 0)
+        assert partition.failure is not None
+        assert (partition.log_start, partition.high_watermark, partition.log_end) == (6, 6, 6)
+    rig.disk.faults = {}
+    partition = rig.again(replicated=replicated).store.partition("t", 0)
+    assert (partition.log_start, partition.log_end, partition.damaged) == (6, 7, [])

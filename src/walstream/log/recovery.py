@@ -92,13 +92,18 @@ class Recovered:
         open_files: OpenFiles,
         failure: StorageError,
     ) -> Recovered:
-        """Stand in for a partition whose files cannot be used: nothing to read, at the offsets it had."""
+        """Stand in for a partition whose files cannot be used: nothing to read, at the offsets it had.
+
+        The log start and the newest epochs may lie above `offset`: only the journal has the batches from there on.
+        """
         known = saved or FRESH
-        segment = Segment(disk, folder, known.offset, open_files)
+        end = max(known.offset, known.log_start)
+        segment = Segment(disk, folder, end, open_files)
         segment.index = Index()
         epochs = EpochMap.from_list(known.epochs)
+        epochs.truncate(end)
         return cls(
-            [segment], known.offset, known.offset, epochs, ProducerStates(),
+            [segment], end, end, epochs, ProducerStates(),
             leader_epoch=known.leader_epoch, led_epoch=known.led_epoch, is_unclean=True, failure=failure, saved=known,
         )  # fmt: skip
 
