@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from log.power import PowerRig
-from log.rig import Rig, values
+from log.rig import FaultyDisk, Rig, values
 from log.test_cleaner import compacted, fill, settle, table
 from walstream.errors import PartitionOffline
 from walstream.log.settings import TopicSettings
@@ -132,3 +132,53 @@ def test_a_node_starts_where_an_unopened_log_begins_above_its_synced_end(tmp_pat
     rig.disk.faults = {}
     partition = rig.again(replicated=replicated).store.partition("t", 0)
     assert (partition.log_start, partition.log_end, partition.damaged) == (6, 7, [])
+
+
+class Stopping(FaultyDisk):
+    """A disk that ends the process before compaction puts a successor in its place."""
+
+    is_ending = False
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.is_ending and source.suffix == ".swap":
+            raise KeyboardInterrupt
+        super().rename(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        self.check("sync", path)
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_reset_leaves_no_compacted_segment_behind(tmp_path: Path, clean: bool) -> None:
+    """The `.swap` that a start could not put in place would take the place of the new log at the next one."""
+    disk = Stopping()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    fill(rig, partition, 200)
+    partition.advance_high_watermark(partition.log_end)
+    disk.is_ending = True
+    with pytest.raises(KeyboardInterrupt):
+        settle(rig)
+    assert [name for name in disk.list(partition.folder) if name.endswith(".swap")]
+    disk.is_ending = False
+    disk.faults = {("sync", str(partition.folder)): errno.EIO}
+    rig = rig.again(replicated=True)
+    partition = rig.store.partition("t", 0)
+    assert partition.failure is not None
+    disk.faults = {}
+    (partition.folder / "00000000000000000000-00000000000000000009.clean").write_bytes(b"begun")
+    errors: list[Exception | None] = []
+    partition.reset(0, errors.append)
+    rig.driver.flush()
+    assert errors == [None]
+    assert disk.list(partition.folder) == []
+    partition.become_leader(2, lambda error: None)
+    fill(rig, partition, 200, seed=1)
+    partition.advance_high_watermark(partition.log_end)
+    expected, _ = table(partition)
+    partition = rig.again(clean=clean, replicated=True).store.partition("t", 0)
+    partition.advance_high_watermark(partition.durable_end)
+    assert (partition.failure, partition.damaged, partition.epochs.to_list()) == (None, [], [[2, 0]])
+    assert table(partition)[0] == expected

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 ANNOUNCEMENT = "cut.json"
 _OF_A_SEGMENT = re.compile(r"(\d{20})\.(log|index|producers)")
+COMPACTION_SUFFIXES = (".swap", ".clean", ".new")
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -76,8 +77,14 @@ def announce(disk: Disk, folder: Path, cut: Cut) -> None:
 
 
 def carry_out(disk: Disk, folder: Path, cut: Cut) -> None:
-    """Remove and cut the files; doing it again changes nothing."""
+    """Remove and cut the files; doing it again changes nothing.
+
+    A reset also removes what compaction left, where recovery could not finish or undo a round: a `.swap` would take the
+    place of the new log at the next start. Other truncations follow a recovery that could.
+    """
     for name in reversed(disk.list(folder)):
+        if cut.is_reset and name.endswith(COMPACTION_SUFFIXES):
+            disk.remove(folder / name)
         match = _OF_A_SEGMENT.fullmatch(name)
         if match is None:
             continue
