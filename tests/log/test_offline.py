@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from log.power import PowerRig
+from log.power import PowerRig, contents
 from log.rig import FaultyDisk, Rig, values
 from log.test_cleaner import compacted, fill, settle, table
 from walstream.errors import PartitionOffline
@@ -182,3 +182,56 @@ def test_a_reset_leaves_no_compacted_segment_behind(tmp_path: Path, clean: bool)
     partition.advance_high_watermark(partition.durable_end)
     assert (partition.failure, partition.damaged, partition.epochs.to_list()) == (None, [], [[2, 0]])
     assert table(partition)[0] == expected
+
+
+class Unannounced(FaultyDisk):
+    """A disk that writes no announcement of a truncation while it is broken."""
+
+    is_broken = False
+
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
+        if self.is_broken and path.name == ANNOUNCEMENT:
+            raise OSError(errno.EIO, "Input/output error")
+        super().write(path, data, durable=durable)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("to", [15, 20, 30])
+def test_an_offline_log_is_not_truncated_and_keeps_its_epochs(tmp_path: Path, to: int, clean: bool) -> None:
+    """Its end was lowered by a truncation that failed: what lies above is still in the files."""
+    rig = Rig(tmp_path, Unannounced(), replicated=True)
+    partition = rig.topic()
+    for epoch in (1, 2, 3):
+        partition.become_leader(epoch, lambda error: None)
+        for _ in range(10):
+            rig.write(partition, f"{epoch}")
+    partition.become_follower(4, lambda error: None)
+    epochs = partition.epochs.to_list()
+    errors: list[Exception | None] = []
+    rig.disk.is_broken = True
+    for offset in (15, to):  # The second one waits for the first.
+        partition.truncate(offset, errors.append)
+    rig.driver.flush()
+    rig.disk.is_broken = False
+    partition.truncate(to, errors.append)
+    partition.become_leader(5, errors.append)
+    rig.driver.flush()
+    assert [type(error) for error in errors] == [PartitionOffline] * 4
+    assert not partition.is_leader
+    partition = rig.again(clean=clean, replicated=True).store.partition("t", 0)
+    assert (partition.log_end, partition.epochs.to_list()) == (30, epochs)
+    assert len(contents(partition)) == 30
+
+
+def test_a_log_that_could_not_be_opened_does_not_lead(tmp_path: Path) -> None:
+    """Followers would truncate their logs to its seeming end."""
+    rig = Rig(tmp_path, replicated=True)
+    partition = rig.topic()
+    partition.become_leader(1, lambda error: None)
+    rig.write(partition, "a")
+    rig.disk.faults = {("sync", ".log"): errno.EIO}
+    partition = rig.again(replicated=True).store.partition("t", 0)
+    errors: list[Exception | None] = []
+    partition.become_leader(2, errors.append)
+    assert [type(error) for error in errors] == [PartitionOffline]
+    assert not partition.is_leader

@@ -101,6 +101,7 @@ class PartitionLog(KeptLog):
             self.when_durable(self.log_end - 1, settled)
 
         def settled(error: WalstreamError | None) -> None:
+            error = error or self.write_error  # It may end before its files do; followers would truncate theirs.
             if error is not None or change != self._role_changes:
                 done(error or given_up())
                 return
@@ -478,13 +479,14 @@ class PartitionLog(KeptLog):
         """Cut off everything from offset `to` on, durably: batches, epochs, producers, waiters, high watermark.
 
         Until `done` the log takes no appends. A batch that holds `to` goes as a whole, so `log_end` may be lower.
-        Where nothing has to go at all, `done` is called at once.
+        Where nothing has to go at all, `done` is called at once; so it is where the log is offline, with the error.
         """
-        if self.is_reopening:
-            done(self.write_error)
-            return
-        if self.is_held:
+        if self.is_held and not self.is_reopening:
             self.after_release(partial(self.truncate, to, done))
+            return
+        if self.write_error is not None:
+            # A truncation that failed has lowered the log end, but not the files: they still need all epochs.
+            done(self.write_error)
             return
         to = max(min(to, self.log_end), self.log_start)
         if to == self.log_end:
