@@ -11,7 +11,7 @@ import pytest
 from log.power import PowerRig, contents
 from log.rig import FaultyDisk, Rig, values
 from log.test_cleaner import compacted, fill, settle, table
-from walstream.errors import PartitionOffline
+from walstream.errors import PartitionOffline, StorageError
 from walstream.log.settings import TopicSettings
 from walstream.log.truncation import ANNOUNCEMENT
 from walstream.sim.disk import SimDisk
@@ -235,3 +235,43 @@ def test_a_log_that_could_not_be_opened_does_not_lead(tmp_path: Path) -> None:
     partition.become_leader(2, errors.append)
     assert [type(error) for error in errors] == [PartitionOffline]
     assert not partition.is_leader
+
+
+class Uncheckpointed(FaultyDisk):
+    """A disk that writes no checkpoint while it is broken."""
+
+    is_broken = False
+
+    def write(self, path: Path, data: bytes, *, durable: bool) -> None:
+        if self.is_broken and path.name == "checkpoint.json":
+            raise OSError(errno.EMFILE, "Too many open files")
+        super().write(path, data, durable=durable)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_reopening_removes_no_segment_above_the_durable_log_start(tmp_path: Path, is_saved: bool) -> None:
+    """The checkpoint of a DeleteRecords failed: after a kill the log starts where it did before."""
+    rig = Rig(tmp_path, Uncheckpointed())
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(40):
+        rig.write(partition, f"{number}" * 20)
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    rig.disk.is_broken = True
+    rig.disk.faults = {("write", ".log"): errno.EMFILE}
+    rig.append(partition, "refused")
+    rig.driver.flush()
+    errors: list[Exception | None] = []
+    rig.store.delete_records(partition, 20, errors.append)
+    assert [type(error) for error in errors] == [StorageError]
+    rig.disk.faults = {}
+    rig.store.tick()
+    rig.driver.flush()
+    assert (partition.write_error, partition.log_start, len(values(partition))) == (None, 20, 20)
+    rig.disk.is_broken = False
+    if is_saved:
+        rig.store.delete_records(partition, 21, lambda error: None)
+        assert rig.disk.list(partition.folder)[0].startswith(f"{20:020d}"), "the segments that were kept are removed"
+    partition = rig.again().store.partition("t", 0)
+    start = 21 if is_saved else 0
+    assert (partition.log_start, partition.damaged, len(values(partition))) == (start, [], 40 - start)

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import msgspec
+
 from walstream import logs
 from walstream.cluster.local import Catalogue, Change, NewTopic, Topic
 from walstream.errors import (
@@ -583,7 +585,9 @@ class LogStore:
         if partition.is_discarded:
             partition.end_reopening(None)
             return
-        saved = partition.checkpoint()
+        # With the durable log start: a later one may not outlive a kill, which segments below it have to.
+        durable = self._saver.saved.partition(partition.key)
+        saved = msgspec.structs.replace(partition.checkpoint(), log_start=durable.log_start if durable else 0)
 
         def work() -> None:
             found: Recovered | None = None
