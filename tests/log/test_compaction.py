@@ -148,6 +148,23 @@ def test_a_tombstone_above_the_map_does_not_begin_its_time() -> None:
     assert list(clean(log, offsets, now_ms=0, delete_retention_ms=0, log_end=4)) == log
 
 
+def test_a_tombstone_above_the_map_outlives_a_horizon_that_the_leader_gave_it() -> None:
+    """A follower copied `a` before the leader's round, and the tombstone after it."""
+    value = batch_of(0, (b"a", b"1"))
+    leader = compact([value, batch_of(1, (b"b", b"1")), batch_of(2, (b"a", None))], now_ms=0)
+    log: list[Any] = [value, *leader]
+    assert parse_header(log[-1]).delete_horizon_ms == RETENTION_MS
+    stats, rounds, end = CleanStats(), 0, 0
+    while end < 3:
+        assert contents(log)[-1] == (2, b"a", None)
+        offsets = map_of([batch for batch in log if parse_header(batch).next_offset > end], end, keys_max=1)
+        end, stats, rounds = offsets.end, CleanStats(), rounds + 1
+        log = list(clean(log, offsets, now_ms=10_000, delete_retention_ms=RETENTION_MS, log_end=10, stats=stats))
+        assert stats.next_horizon_ms == (None if end == 3 else RETENTION_MS), "the next round is due"
+    assert rounds > 1
+    assert contents(log) == [(1, b"b", b"1")]
+
+
 def test_the_last_record_of_the_log_always_stays() -> None:
     log = [batch_of(0, (b"a", b"1"), (b"a", None))]
     once = compact(log, now_ms=0, log_end=2)
@@ -230,9 +247,13 @@ def test_check_keys() -> None:
         check_keys(broken, parse_header(broken)._replace(length=len(broken)))
 
 
-def test_timestamps_too_far_from_the_horizon_leave_the_batch_alone() -> None:
+def test_timestamps_too_far_from_the_horizon_leave_tombstones_for_good_and_nothing_that_is_deleted() -> None:
     batch = build_batch([Record(0, -(2**63), b"a", None)])
     assert compact([batch], now_ms=10_000) == [batch]
+    old = build_batch([Record(0, -(2**63), b"a", None), Record(1, -(2**63), b"b", b"deleted")])
+    once = compact([old, batch_of(2, (b"b", None))], now_ms=10_000)
+    gone = list(clean(once, map_of(once), now_ms=1 << 40, delete_retention_ms=RETENTION_MS, log_end=1 << 40))
+    assert contents(gone) == [(0, b"a", None)], "the tombstone of b does not outlive what it deletes"
 
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])

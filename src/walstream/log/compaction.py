@@ -17,7 +17,8 @@ last record of the log. A batch that fails its CRC stops the round: rewriting it
 Tombstones, after Kafka's KIP-534: the first round that covers a batch with tombstones in it writes into its header the
 moment from which they may go, `delete_retention_ms` from then. So a tombstone outlives by that time not only its own
 writing but the removal of everything it deletes, and a reader that starts at the beginning and keeps up within that
-time sees it. This holds if the caller puts new segments in place from the log start upwards.
+time sees it. This holds if the caller puts new segments in place from the log start upwards. A follower may copy the
+header from its leader: a round removes no tombstone at or after the map's end, whatever the header says.
 """
 
 from __future__ import annotations
@@ -191,14 +192,15 @@ class _Cleaner:
     def _select(self, header: BatchHeader, payload: bytes) -> _Selection:
         """Pick the records that stay."""
         horizon_ms = header.delete_horizon_ms
-        is_past_horizon = horizon_ms is not None and horizon_ms <= self.now_ms
+        # The horizon may be the leader's: this node keeps the deleted records until its own map covers the batch.
+        drops_tombstones = horizon_ms is not None and horizon_ms <= self.now_ms and self._covers(header)
         selection = _Selection(bytearray())
         for start, end, _, timestamp_delta, offset_delta, key, value, _ in scan_records(payload, header):
             offset = header.base_offset + offset_delta
             if key is not None and offset != self.log_end - 1:
                 if self.offsets.replaces(key, offset):
                     continue
-                if value is None and is_past_horizon:
+                if value is None and drops_tombstones:
                     selection.tombstones_removed += 1
                     continue
             if key is not None and value is None:
@@ -207,6 +209,10 @@ class _Cleaner:
             selection.count += 1
             selection.max_timestamp = max(selection.max_timestamp, header.base_timestamp + timestamp_delta)
         return selection
+
+    def _covers(self, header: BatchHeader) -> bool:
+        """Tell whether this round removes everything that the tombstones of a batch delete."""
+        return header.last_offset < self.offsets.end
 
     def _rewrite(self, batch: Buffer, header: BatchHeader, selection: _Selection) -> Buffer | None:
         """Put the records that stay into a batch with the same place in the log."""
@@ -218,11 +224,18 @@ class _Cleaner:
             cleaned = cleaned._replace(max_timestamp=selection.max_timestamp)
         horizon_ms = header.delete_horizon_ms
         # Below the map's end, everything that these tombstones delete goes in this round: now their time runs.
-        begins_horizon = selection.tombstones > 0 and horizon_ms is None and header.last_offset < self.offsets.end
+        begins_horizon = selection.tombstones > 0 and horizon_ms is None and self._covers(header)
         if begins_horizon:
-            horizon_ms = self.horizon_ms
-            cleaned, records = _rebase(cleaned, records, horizon_ms)
-        if selection.tombstones and horizon_ms is not None and (begins_horizon or horizon_ms > self.now_ms):
+            try:
+                cleaned, records = _rebase(cleaned, records, self.horizon_ms)
+                horizon_ms = self.horizon_ms
+            except CorruptBatch:
+                begins_horizon = False  # The tombstones stay for good, but not the records that later ones replace.
+        if (
+            selection.tombstones
+            and horizon_ms is not None
+            and (begins_horizon or horizon_ms > self.now_ms or not self._covers(header))
+        ):
             self.stats.next_horizon_ms = min(horizon_ms, self.stats.next_horizon_ms or horizon_ms)
         if selection.count == header.record_count and not begins_horizon:
             return batch
