@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from log.power import PowerRig, contents
-from log.rig import Rig, batch, values
+from log.rig import Rig, batch, outcome, values
 from walstream.cluster.local import NewTopic
 from walstream.errors import CorruptLog
 from walstream.log.batch import parse_header, stamp
@@ -323,6 +323,24 @@ def test_a_topic_that_acknowledges_before_fsync_loses_only_what_was_not_synced(t
     os.truncate(partition.segments[0].path, synced // 2)
     reopened = Rig(tmp_path).store.partition("t", 0)
     assert (reopened.log_end, reopened.damaged) == (5, [(2, 5)])
+
+
+@pytest.mark.parametrize("is_safe_last", [False, True])
+def test_a_change_of_the_setting_keeps_what_was_acknowledged_after_fsync(is_safe_last):
+    """One flush may hold writes of both settings; what one of them promises does not depend on the order."""
+    unsafe = {"walstream.unsafe.ack.before.fsync": "true"}
+    for seed in range(10):
+        rig = PowerRig(SimDisk(Random(seed)), replicated=False)
+        partition = rig.topic()
+        rig.write(partition, "first")
+        rig.settle()
+        for text in ("unsafe", "safe") if is_safe_last else ("safe", "unsafe"):
+            rig.store.configure_topic("t", unsafe if text == "unsafe" else {})
+            acknowledged = outcome(partition, rig.append(partition, text).last_offset)
+        rig.driver.flush()
+        assert acknowledged == [None]
+        rig.disk.crash()
+        assert "safe" in values(rig.again().store.partition("t", 0)), seed
 
 
 # ── a log that other nodes have ──────────────────────────────────────────────────────────────────────────────────────

@@ -245,7 +245,7 @@ class GroupCommit:
                 written.append((group, file))
         to_sync = []
         for group, file in written:
-            if group[-1].sync or len(self._behind) >= self._files_max:
+            if any(write.sync for write in group) or len(self._behind) >= self._files_max:
                 to_sync.append((group, file))
             else:
                 self._leave_behind(group, file)
