@@ -15,6 +15,7 @@ from log.power import PowerRig
 from log.rig import FaultyDisk, Rig, values
 from walstream.errors import DirectoryUnusable, DiskFull, StorageError
 from walstream.log.disk import OsDisk
+from walstream.log.journal import Journal, PartitionKey, Redo
 from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import TopicSettings
 from walstream.sim.disk import SimDisk
@@ -299,3 +300,36 @@ def test_partitions_that_resume_after_a_broken_journal_take_no_journal_file_each
     again = rig.again()
     for index in range(20):
         assert values(again.store.partition("t", index))[-1] == "after"
+
+
+@pytest.mark.parametrize("is_rotated", [False, True])
+def test_partitions_that_resume_together_read_the_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rotated: bool
+) -> None:
+    """It can hold 64 MiB, and the flush thread, which reads it, makes no write durable meanwhile. A rotation frees the
+    files that were read: the reading does not outlive it."""
+    rig = Rig(tmp_path)
+    rig.topic(partitions=20)
+    partitions = [rig.store.partition("t", index) for index in range(20)]
+    for partition in partitions:
+        rig.append(partition, "kept")
+    rig.driver.flush()
+    assert rig.store.commit.counters.journaled == 1
+    readings: list[int] = []
+    read = Journal.read
+
+    def counted(journal: Journal) -> dict[PartitionKey, Redo]:
+        readings.append(journal.number)
+        if is_rotated and len(readings) == 1:
+            rig.store.commit.ask_settling()
+        return read(journal)
+
+    monkeypatch.setattr(Journal, "read", counted)
+    for partition in partitions:
+        partition.stop(DiskFull("full"))
+        if not is_rotated:
+            lost_from_the_page_cache(rig, partition)
+    wait(rig, 1)
+    assert [partition.write_error for partition in partitions] == [None] * 20
+    assert [values(partition) for partition in partitions] == [["kept"]] * 20
+    assert len(readings) == len(set(readings)) == 1 + is_rotated

@@ -259,6 +259,22 @@ class Journal:
         return found
 
 
+class RedoReader:
+    """Reads the journal once for several partitions, none of which takes writes meanwhile. On the flush thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._number = -1
+        self._found: dict[PartitionKey, Redo] = {}
+
+    def redo(self, key: PartitionKey) -> Redo:
+        """Return the batches that the files hold for a partition; read again after a rotation, which frees files."""
+        if self._number != self._journal.number:
+            self._found = self._journal.read()
+            self._number = self._journal.number
+        return self._found.get(key, {})
+
+
 def _records(file: File, number: int) -> Iterator[tuple[int, PartitionKey, int, memoryview]]:
     """Yield (kind, key, payload position, payload) up to the first record that is not of this life.
 

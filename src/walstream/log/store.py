@@ -42,7 +42,7 @@ from walstream.log.disk import OUT_OF_FILES, Disk, free_bytes_min, is_full
 from walstream.log.driver import Driver
 from walstream.log.folders import rename_old_folders, topic_folder
 from walstream.log.group_commit import GroupCommit, Write
-from walstream.log.journal import PREPARED_BYTES, Journal, PartitionKey, Redo
+from walstream.log.journal import PREPARED_BYTES, Journal, PartitionKey, Redo, RedoReader
 from walstream.log.opening import Opener
 from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import PRODUCERS_MAX, Row
@@ -492,11 +492,11 @@ class LogStore:
         if self._has_append_time() and (refusal := self.append_clock.tick(self.now_ms())) is not None:
             log.warning("append times not reserved", error=str(refusal))
         self.changes.restore_file()
-        has_space = self._has_space()
+        has_space, reader = self._has_space(), RedoReader(self._journal)
         for partition in list(self.partitions.values()):
             error = partition.write_error
             if not partition.is_held and (isinstance(error, OutOfFiles) or (has_space and isinstance(error, DiskFull))):
-                self._reopen(partition)
+                self._reopen(partition, reader)
         if self.commit.wants_settling and now_ms >= self._settling_due_ms:
             self._settling_due_ms = now_ms + SETTLING_INTERVAL_MS
             self.commit.ask_settling()
@@ -575,12 +575,12 @@ class LogStore:
             return
         self._rounds.begin(self.partitions.values(), self._saver.saved, self.now_ms())
 
-    def _reopen(self, partition: PartitionLog) -> None:
+    def _reopen(self, partition: PartitionLog, reader: RedoReader) -> None:
         """Bring a partition back that met a full disk, now that there is space, or that could open no file."""
         partition.begin_reopening()
-        self.leave_alone(partition, partial(self._recover, partition))
+        self.leave_alone(partition, partial(self._recover, partition, reader))
 
-    def _recover(self, partition: PartitionLog) -> None:
+    def _recover(self, partition: PartitionLog, reader: RedoReader) -> None:
         """Open the files of a partition again, which nothing else changes until `end_reopening`."""
         if partition.is_discarded:
             partition.end_reopening(None)
@@ -594,7 +594,7 @@ class LogStore:
             try:
                 # Settling syncs the same files: of a sync that fails either settling is told, or this. Next time.
                 if not self.commit.is_settling:
-                    redo = self._journal.read().get(partition.key, {})
+                    redo = reader.redo(partition.key)
                     found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
                     self.forget(partition.key)
             except (OSError, WalstreamError) as error:
