@@ -57,6 +57,9 @@ TICK_S = 1.0
 SWITCH_INTERVAL_S = 0.001
 """How long the loop may keep the interpreter from the flush thread, whose sync has returned and is being waited for."""
 
+LOOP_FILES = 10
+"""File descriptors that uvloop opens for itself."""
+
 CLOSINGS_LOGGED_MAX = 20
 """Closed connections that are logged one by one within a second. Strangers must not be able to fill the log."""
 
@@ -349,6 +352,7 @@ def run(config: Config) -> int:
     raise_file_limit(config.limits)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        _check_loop_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_main(config))
     except OSError as error:
@@ -360,6 +364,13 @@ def run(config: Config) -> int:
             f"The node cannot open the files it needs to start: {os.strerror(error.errno)}, at a limit of {limit}.",
             f"Raise the hard limit: ulimit -Hn {wanted}, or LimitNOFILE={wanted} of systemd. The log is as it was.",
         ) from error
+
+
+def _check_loop_files() -> None:
+    """Raise OSError where uvloop could not open its files: it would then neither run nor close, and hide the reason."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(LOOP_FILES):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 async def _main(config: Config) -> int:
