@@ -156,6 +156,29 @@ def test_a_few_mib_are_enough_on_a_small_disk_and_the_error_names_how_many(disk:
     assert_writes(rig, partition)
 
 
+def test_the_error_names_how_much_must_be_free_also_once_the_reserve_is_spent(disk: Path) -> None:
+    """The partition meets the full disk first; the checkpoint or catalogue that spends the reserve comes later."""
+    rig = rig_on(disk)
+    partition = rig.topic()
+    ballast = disk / "six"
+    ballast.write_bytes(bytes(6 * MIB))
+    fill(rig, partition)
+    assert "1.5 MiB are free" in str(partition.write_error)
+    fill_up(disk)
+    rig.store.save_checkpoint(lambda error: None)
+    assert rig.store.disk.is_reserve_spent
+    assert "2.5 MiB are free" in str(partition.write_error)
+    assert rig.store.resume_bytes == 5 * MIB // 2
+    with pytest.raises(DiskFull, match=r"2\.5 MiB are free"):
+        rig.append(partition, "refused")
+    for free_mib in (1.7, 2.3, 2.7):
+        assert partition.write_error is not None
+        os.truncate(ballast, ballast.stat().st_size - int(free_mib * MIB) + free_bytes(disk))
+        wait(rig, 3)
+    assert_writes(rig, partition)
+    assert rig.store.resume_bytes == 3 * MIB // 2
+
+
 def test_a_clean_stop_on_a_full_disk_is_clean(disk: Path) -> None:
     rig = rig_on(disk)
     fill(rig, rig.topic())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from walstream.errors.base import WalstreamError
 
 
@@ -236,6 +238,20 @@ class PartitionOffline(StorageError):
 
 class DiskFull(PartitionOffline):
     """No space left: writes resume by themselves when there is some."""
+
+    def __init__(self, message: str, hint: str | Callable[[], str] = "") -> None:
+        """Make a hint that names free space whenever it is read: the number rises when the reserve is spent."""
+        self._make_hint = hint if callable(hint) else None
+        super().__init__(message, "" if callable(hint) else hint)
+
+    @property
+    def hint(self) -> str:
+        """Return what to do about it now."""
+        return self._hint if self._make_hint is None else self._make_hint()
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
 
 
 class OutOfFiles(PartitionOffline):

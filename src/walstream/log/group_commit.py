@@ -422,11 +422,7 @@ class GroupCommit:
     def _write_failure(self, error: OSError, segment: Segment) -> PartitionOffline:
         where = partition_name(segment.path.parent)
         if is_full(error):
-            return DiskFull(
-                f"No space is left on the disk for {where}.",
-                "Free some, lower retention or delete topics; writes resume by themselves when "
-                f"{self._resume_bytes() / MIB:.1f} MiB are free, reads go on.",
-            )
+            return DiskFull(f"No space is left on the disk for {where}.", self._space_hint)
         if error.errno in OUT_OF_FILES:
             return OutOfFiles(
                 f"No more files can be opened for {where}: {error.strerror}.",
@@ -435,6 +431,12 @@ class GroupCommit:
         return PartitionOffline(
             f"{where} cannot be written: {error.strerror}.",
             "Mend the cause and restart the node; reads go on.",
+        )
+
+    def _space_hint(self) -> str:
+        return (
+            "Free some, lower retention or delete topics; writes resume by themselves when "
+            f"{self._resume_bytes() / MIB:.1f} MiB are free, reads go on."
         )
 
     def _sync_failure(self, error: OSError, segment: Segment) -> PartitionOffline:
