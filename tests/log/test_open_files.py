@@ -30,7 +30,7 @@ def open_segments(folder):
             path = str(descriptor.readlink())
         except FileNotFoundError:
             continue
-        if path.startswith(str(folder)) and ".log" in path:
+        if path.startswith(str(folder)) and any(part in path for part in (".log", ".clean", ".swap")):
             found.append(path)
     return found
 
@@ -335,3 +335,138 @@ def test_a_log_with_append_time_comes_back_when_its_index_can_be_read(tmp_path):
     rig.store.tick()
     rig.driver.flush()
     assert (partition.write_error, partition.is_held, partition.log_end) == (None, False, end)
+
+
+# ── segments that have lost their place ──────────────────────────────────────────────────────────────────────────────
+
+
+def several(rig, count=30, **config):
+    """Return a log of several segments, all of them synced and open."""
+    partition = rig.topic(segment_bytes="1024", **config)
+    for number in range(count):
+        rig.write(partition, f"{number}" + "." * 90, keys=[f"{number % 3}"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    assert values(partition)
+    return partition
+
+
+def deleted_segments(folder):
+    return [path for path in open_segments(folder) if path.endswith("(deleted)")]
+
+
+def test_a_removed_segment_is_opened_by_no_reader_that_found_it_before(tmp_path):
+    """It was counted as open again, and its space taken, until as many other segments had been opened."""
+    rig = Rig(tmp_path, OsDisk())
+    partition = several(rig)
+    segment = partition.segments[0]
+    file = segment.file
+    rig.store.delete_records(partition, partition.high_watermark, lambda error: None)
+    rig.driver.flush()
+    assert len(deleted_segments(tmp_path)) == 1, "only the file that a reader holds"
+    assert file.pread(10, 0), "it reads on"
+    for ask in (lambda: segment.file, lambda: segment.read(0, 100, cached=False, dense=True)):
+        with pytest.raises(FileNotFoundError):
+            ask()
+    rig.store.open_files.touch(segment)
+    assert id(segment) not in rig.store.open_files._open
+    del file
+    assert deleted_segments(tmp_path) == []
+
+
+def reopen(rig, partition):
+    partition.stop(OutOfFiles("no files"))
+    rig.store.tick()
+    rig.driver.flush()
+    assert partition.write_error is None
+
+
+def truncate(rig, partition):
+    partition.become_follower(1, lambda error: None)
+    partition.truncate(3, lambda error: None)
+    rig.driver.flush()
+
+
+def reset(rig, partition):
+    partition.become_follower(1, lambda error: None)
+    partition.reset(0, lambda error: None)
+    rig.driver.flush()
+
+
+def undo_a_round(rig, partition):
+    rig.disk.faults["rename", ".swap"] = errno.EIO
+    rig.store.compact()
+    assert not list(partition.folder.glob("*.clean"))
+    rig.disk.faults.clear()
+
+
+class NoRename(FaultyDisk):
+    def rename(self, source, target):
+        self.check("rename", target)
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("change", [reopen, truncate, reset, undo_a_round])
+def test_a_segment_that_has_lost_its_place_is_closed(tmp_path, change):
+    """What replaces it is deleted with a file of its own; this one kept the space."""
+    rig = Rig(tmp_path, NoRename(), replicated=True)
+    partition = rig.topic(segment_bytes="1024", cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+    partition.become_leader(1, lambda error: None)
+    for number in range(30):
+        rig.write(partition, f"{number}" + "." * 90, keys=[f"{number % 3}"])
+    rig.settle()
+    partition.advance_high_watermark(30)
+    rig.store.save_checkpoint(lambda error: None)
+    assert values(partition)
+    assert len(open_segments(tmp_path)) == len(partition.segments)
+    found = list(partition.segments)
+    change(rig, partition)
+    assert deleted_segments(tmp_path) == []
+    assert len(open_segments(tmp_path)) <= len(partition.segments)
+    for segment in found:
+        if not any(segment is one for one in partition.segments):
+            with pytest.raises(FileNotFoundError):
+                segment.file  # noqa: B018 - opens it
+
+
+@pytest.mark.parametrize("look", ["offset_for_time", "max_timestamp", "sealed_range"])
+def test_a_look_up_finds_its_way_when_a_segment_is_removed_meanwhile(tmp_path, monkeypatch, look):
+    rig = Rig(tmp_path, OsDisk())
+    partition = several(rig)
+    headers = Segment.headers
+
+    def removed(segment, *arguments, **options):
+        monkeypatch.undo()
+        rig.store.delete_records(partition, partition.segments[1].base_offset, lambda error: None)
+        assert segment.is_closed
+        return headers(segment, *arguments, **options)
+
+    monkeypatch.setattr(Segment, "headers", removed)
+    if look == "sealed_range":
+        assert partition.sealed_range(0, 1 << 20) is None
+    else:
+        found = partition.max_timestamp() if look == "max_timestamp" else partition.offset_for_time(rig.now_ms)
+        assert found == (partition.log_start, rig.now_ms)
+
+
+def test_segments_are_removed_once_no_round_reads_them(tmp_path):
+    """A round would be undone, and the next one, as long as retention finds something each time."""
+    rig = Rig(tmp_path, OsDisk())
+    partition = several(rig, cleanup_policy="compact,delete", min_cleanable_dirty_ratio="0")
+    execute, made = rig.store._rounds._cleaner.execute, []
+
+    def during(work):
+        rig.store.delete_records(partition, partition.segments[2].base_offset, lambda error: None)
+        work.segments[0].release()  # As others that are opened make it.
+        execute(work)
+        made.extend(work.made)
+
+    rig.store._rounds._cleaner.execute = during
+    rig.store.compact()
+    rig.driver.flush()
+    assert made
+    assert partition.log_start > 0
+    assert [segment.base_offset for segment in partition.segments] == sorted(
+        int(path.stem) for path in partition.folder.glob("*.log")
+    )
+    assert deleted_segments(tmp_path) == []

@@ -76,14 +76,15 @@ class Round:
 
 
 class _Successor:
-    """A segment that is being written in the place of others."""
+    """A segment that is being written in the place of others. Its own file is opened by the first reader."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, disk: Disk, segment: Segment) -> None:
         self._segment = segment
         self._segment.index = Index()
         self._segment.path = segment.path.with_name(f"{segment.base_offset:020d}{CLEAN}")
-        self._file = segment.file_to_write()
+        self._file = disk.open(segment.path, create=True)
         self._file.truncate(0)
+        segment.has_file = True
         self._chunk: list[Buffer] = []
         self._chunk_bytes = self._position = 0
         self.replaced: list[Segment] = []
@@ -210,7 +211,8 @@ class Cleaner:
                 work.made.append(successor.seal(work))
                 successor = None
             if successor is None:
-                successor = _Successor(Segment(self._disk, partition.folder, segment.base_offset, self._open_files))
+                made = Segment(self._disk, partition.folder, segment.base_offset, self._open_files)
+                successor = _Successor(self._disk, made)
             successor.replaced.append(segment)
             for batch in clean(
                 _batches(work, [segment], 0),

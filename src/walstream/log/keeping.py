@@ -69,7 +69,7 @@ class KeptLog(ReadableLog):
 
     def adopt(self, recovered: Recovered) -> None:
         """Begin, or begin again, from what recovery found. The partition takes writes from here on."""
-        self.segments = recovered.segments
+        self._use(recovered.segments)
         self.segments[-1].created_ms = self._shared.monotonic_ms()
         self.log_start = recovered.log_start
         self.log_end = self.durable_end = recovered.log_end
@@ -96,6 +96,14 @@ class KeptLog(ReadableLog):
         self._stamps.begin(self.log_end)
         if self.settings.append_time:
             self._stamps.found(recovered.newest_ms, self._shared.now_ms())
+
+    def _use(self, segments: list[Segment]) -> None:
+        """Continue with other segments, and close those that have lost their place."""
+        kept = {id(segment) for segment in segments}
+        gone = [segment for segment in self.segments if id(segment) not in kept]
+        self.segments = segments
+        for segment in gone:
+            segment.close()
 
     def configure(self, settings: TopicSettings) -> None:
         """Have other settings from now on."""
@@ -129,7 +137,7 @@ class KeptLog(ReadableLog):
         kept = [] if is_reset else [segment for segment in self.segments if segment.base_offset < last.base_offset]
         for segment in kept:
             segment.durable_size = segment.synced_size = segment.size
-        self.segments = [*kept, last]
+        self._use([*kept, last])
         self.producers = producers
         self.log_end = self.durable_end = end
         self.high_watermark = min(self.high_watermark, end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 
 from walstream.errors import CorruptLog, OffsetOutOfRange, PartitionOffline, StorageError
 from walstream.log import times
@@ -40,6 +41,7 @@ class ReadableLog:
     def __init__(self, topic: str, index: int, shared: Shared) -> None:
         self.topic = topic
         self.index = index
+        self.segments = []
         self.write_error: PartitionOffline | None = None
         """Why the log takes no writes, if it does not."""
         self.damaged: list[tuple[int, int]] = []
@@ -243,7 +245,10 @@ class ReadableLog:
         """
         if offset < max(self.gaps_below, self.log_start) or self.damaged:
             return None
-        return sealed_range(self.segments, offset, bytes_max)
+        try:
+            return sealed_range(self.segments, offset, bytes_max)
+        except FileNotFoundError:
+            return None  # The segment was removed meanwhile.
 
     def digest(self, start: int, end: int) -> Digest:
         """Return a digest of the batches in [start, end), to compare with another replica's. Blocks."""
@@ -285,11 +290,20 @@ class ReadableLog:
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first visible record at or after a time. Blocks."""
-        return times.offset_for_time(self.segments, timestamp_ms, self.log_start, self.high_watermark)
+        return self._find(partial(times.offset_for_time, timestamp_ms=timestamp_ms))
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the visible record with the largest timestamp. Blocks."""
-        return times.max_timestamp(self.segments, self.log_start, self.high_watermark)
+        return self._find(times.max_timestamp)
+
+    def _find(self, find: Callable[..., tuple[int, int] | None]) -> tuple[int, int] | None:
+        while True:
+            segments = self.segments
+            try:
+                return find(segments, start=self.log_start, end=self.high_watermark)
+            except FileNotFoundError:
+                if segments is self.segments:
+                    raise  # Otherwise retention or compaction has removed one of them meanwhile.
 
 
 def base_offset(segment: Segment) -> int:

@@ -83,10 +83,10 @@ class Rounds:
             work.is_given_up = True
             self._afterwards.append((work, then))
 
-    def is_finishing(self, partition: ReadableLog, then: Callable[[], None]) -> bool:
-        """Tell whether segments of a partition are still to get their names; if so, call back when they have them."""
+    def is_using(self, partition: ReadableLog, then: Callable[[], None]) -> bool:
+        """Tell whether a round reads or renames segments of a partition; if so, call back when it has ended."""
         work = self._round_on(partition)
-        if work is None or not work.is_installed:
+        if work is None or not (work is self._work or work.is_installed):
             return False
         self._afterwards.append((work, then))
         return True

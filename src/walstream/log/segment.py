@@ -49,6 +49,8 @@ class OpenFiles:
         """Note that a segment's file is in use, and close the one that was unused for the longest time."""
         oldest = None
         with self._lock:
+            if segment.is_closed:
+                return  # A reader found the segment before it was removed.
             self._open[id(segment)] = segment
             self._open.move_to_end(id(segment))
             if len(self._open) > self.most:
@@ -57,7 +59,7 @@ class OpenFiles:
             oldest.release()
 
     def forget(self, segment: Segment) -> None:
-        """Drop a segment that is being deleted."""
+        """Drop a segment that is closed for good."""
         with self._lock:
             self._open.pop(id(segment), None)
 
@@ -77,8 +79,8 @@ class Segment:
 
     __slots__ = (
         "_disk", "_file", "_index", "_indexing", "_naming", "_open_files", "_syncing", "base_offset", "created_ms",
-        "durable_size", "first_timestamp_ms", "has_file", "is_named", "path", "sealed", "size", "synced_offset",
-        "synced_size",
+        "durable_size", "first_timestamp_ms", "has_file", "is_closed", "is_named", "path", "sealed", "size",
+        "synced_offset", "synced_size",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: Path, base_offset: int, open_files: OpenFiles, *, size: int = 0) -> None:
@@ -99,6 +101,7 @@ class Segment:
         """Of the segment that is appended to: the largest timestamp in its first batch."""
         self.sealed = False
         self.has_file = size > 0
+        self.is_closed = False
         self.is_named = size > 0  # Whether the file's name in its folder is known to be durable.
 
     def __repr__(self) -> str:
@@ -111,7 +114,10 @@ class Segment:
 
     @property
     def file(self) -> File:
-        """The open file. It stays open for as long as the caller keeps it, also after `release`."""
+        """The open file. It stays open for as long as the caller keeps it, also after `release` and `close`.
+
+        Raises FileNotFoundError once the segment is closed, where another one may have its name.
+        """
         return self._opened(create=False)
 
     def file_to_write(self) -> File:
@@ -127,6 +133,8 @@ class Segment:
         if file is None:
             with self._naming:
                 file = self._file
+                if self.is_closed:
+                    raise FileNotFoundError(errno.ENOENT, "the segment was removed", str(self.path))
                 if file is None:
                     file = self._file = self._disk.open(self.path, create=create)
                     self.has_file = True
@@ -249,13 +257,18 @@ class Segment:
         self._disk.write(self.index_path, self.index.encode(), durable=False)
 
     def close(self) -> None:
-        """Close the file once its users are done. For a segment that is not needed any more."""
+        """Close the file for good, once the readers that hold it are done: another segment, or none, has its place.
+
+        A reader that found the segment before and opened it later would keep a deleted file, and its space.
+        """
+        with self._naming:
+            self.is_closed = True
+            self._file = None
         self._open_files.forget(self)
-        self._file = None
 
     def remove(self, *, keeps_snapshot: bool = False) -> None:
         """Delete its files. Readers that hold one read on. The snapshot serves a successor that begins where it did."""
-        self._open_files.forget(self)
+        self.close()
         self._disk.remove(self.path)
         self._disk.remove(self.index_path)
         if not keeps_snapshot:

@@ -408,7 +408,9 @@ class LogStore:
         again = partial(self._remove_files, partition, segments)
         if partition.is_held:
             partition.after_release(again)
-        elif not self._rounds.is_finishing(partition, again):
+        elif not self._rounds.is_using(partition, again):
+            for segment in segments:
+                segment.close()
             in_use = {segment.path for segment in partition.segments}
             gone = [segment for segment in segments if segment.path not in in_use]
             left = list(gone)
