@@ -6,7 +6,7 @@ import sys
 import weakref
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 
@@ -15,6 +15,7 @@ from walstream.errors import InvalidRecord, OutOfFiles, PartitionOffline
 from walstream.log.batch import assemble, parse_header, stamp, validate
 from walstream.log.compression import Compression
 from walstream.log.disk import OsDisk
+from walstream.log.index import Index
 from walstream.log.records import Record, build_batch
 from walstream.log.segment import OpenFiles, Segment
 from walstream.log.settings import TopicSettings
@@ -470,3 +471,80 @@ def test_segments_are_removed_once_no_round_reads_them(tmp_path):
         int(path.stem) for path in partition.folder.glob("*.log")
     )
     assert deleted_segments(tmp_path) == []
+
+
+# ── an index that is loaded by one thread while another adds to it ───────────────────────────────────────────────────
+
+
+class SlowLoad:
+    """Holds back the first load of an index, made from the segment as it was, until `end`."""
+
+    def __init__(self, monkeypatch, segment):
+        self._is_made, self._may_end = Event(), Event()
+        self._segment = segment
+        self._load = Segment._load_index
+        self._reader = Thread(target=lambda: segment.index)
+        monkeypatch.setattr(Segment, "_load_index", lambda one: self._held_back(one))
+
+    def _held_back(self, segment):
+        index = self._load(segment)
+        if current_thread() is self._reader:
+            self._is_made.set()
+            self._may_end.wait(10)
+        return index
+
+    def begin(self, seconds=10):
+        self._reader.start()
+        return self._is_made.wait(seconds)
+
+    def end(self):
+        self._may_end.set()
+        self._reader.join(10)
+        assert not self._reader.is_alive()
+
+
+def test_an_append_is_in_the_index_that_a_reader_loads_meanwhile(tmp_path, monkeypatch):
+    """The start could not open its file. The reader's index would take the place of the one with the batch."""
+    rig = Rig(tmp_path)
+    rig.write(rig.topic(), "before")
+    rig.disk.faults["read", ".index"] = errno.EMFILE
+    rig = rig.again(clean=True)
+    rig.disk.faults.clear()
+    partition = rig.store.partition("t", 0)
+    segment = partition.segments[-1]
+    assert not segment.is_index_loaded
+    rig.now_ms += 1_000
+    load = SlowLoad(monkeypatch, segment)
+    assert load.begin()
+    append = Thread(target=rig.append, args=(partition, "after"))
+    append.start()
+    append.join(0.2)
+    load.end()
+    append.join(10)
+    rig.driver.flush()
+    assert segment.index.covered == segment.size
+    assert partition.offset_for_time(rig.now_ms) == (1, rig.now_ms)
+
+
+def test_a_repair_is_in_the_index_that_a_reader_loads_meanwhile(tmp_path, monkeypatch):
+    """The index was dropped, with the least recently used file, just before the batches were added to it."""
+    rig = Rig(tmp_path)
+    partition = several(rig)
+    segment, end = partition.segments[0], partition.segments[1].base_offset
+    *_, (position, last) = segment.headers()
+    data = bytes(segment.file.pread(last.length, position))
+    segment.size = segment.durable_size = segment.synced_size = position
+    segment.index.truncate(position)
+    segment.save_index()
+    load, truncate = SlowLoad(monkeypatch, segment), Index.truncate
+
+    def dropped(index, at):
+        segment.release()
+        load.begin(0.2)
+        truncate(index, at)
+
+    monkeypatch.setattr(Index, "truncate", dropped)
+    segment.extend(position, [parse_header(data)])
+    load.end()
+    assert segment.index.covered == segment.size == position + last.length
+    assert values(partition, end - 1)[0] == f"{end - 1}" + "." * 90
