@@ -369,6 +369,81 @@ def test_damage_is_put_back_although_a_batch_behind_it_says_that_it_belongs_else
     assert contents(other.again().store.partition("t", 0)) == contents(source)
 
 
+@pytest.mark.parametrize("victim", [1, 4, 9], ids=["sealed", "between rows", "last segment"])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_repaired_batch_counts_for_retention_and_is_found_by_its_time(victim: int, is_saved: bool) -> None:
+    """The index was made while its header could not be read: its time was missing for good."""
+    size = 30_000  # Each batch has a row of the index.
+    rig = PowerRig(SimDisk(Random(1)), defaults=TopicSettings(segment_bytes=5 * size))
+    source = rig.topic()
+    lead(source, 1)
+    latest = rig.now_ms + 1_000_000
+    for number in range(11):
+        batch_ms = latest if number == victim else rig.now_ms + number
+        data = build_batch([Record(0, batch_ms, None, f"{number}".encode() * size)])
+        source.append(memoryview(data), now_ms=latest)
+        rig.driver.flush()
+    source.advance_high_watermark(11)
+    other, follower = copy(rig, source, segment_bytes=5 * size)
+    follower.advance_high_watermark(11)
+    other.settle()
+    number = next(i for i, one in reversed(list(enumerate(follower.segments))) if one.base_offset <= victim)
+    position = next(at for at, header in follower.segments[number].headers() if header.base_offset == victim)
+    rot(other, follower, number, position + 16)
+    with contextlib.suppress(FileNotFoundError):
+        other.disk.remove(follower.segments[number].index_path)
+    other = other.again()
+    follower = other.store.partition("t", 0)
+    follower.become_follower(9, lambda error: None)
+    follower.advance_high_watermark(11)
+    with pytest.raises(CorruptLog):
+        follower.read_replica_blocking(victim, 1)
+    segment = follower.segments[number]
+    assert segment.index.max_timestamp < latest
+    if is_saved:
+        segment.save_index()
+    heard = []
+    follower.repair(victim, source.read_for_repair(victim, victim + 1, 10).buffers, heard.append)
+    other.driver.flush()
+    assert (heard, follower.damaged) == ([None], [])
+    for _ in range(2):
+        assert segment.index.max_timestamp == latest
+        assert follower.offset_for_time(latest) == follower.max_timestamp() == (victim, latest)
+        segment.release()
+    other.store.save_checkpoint(lambda error: None)
+    again = other.again().store.partition("t", 0)
+    again.advance_high_watermark(11)
+    assert again.offset_for_time(latest) == (victim, latest)
+
+
+def test_a_leader_stamps_above_a_batch_that_was_repaired(rig: PowerRig) -> None:
+    """What stands at its offset had the latest append time, which recovery could not read."""
+    source = rig.topic(message_timestamp_type="LogAppendTime")
+    lead(source, 1)
+    rig.write(source, "x")
+    rig.now_ms += 60_000
+    latest = rig.write(source, "x").append_time_ms
+    other = PowerRig(SimDisk(Random(2)))
+    follower = other.topic(message_timestamp_type="LogAppendTime")
+    other.follow(follower, 1)
+    follower.append_replicated(source.read_replica_blocking(0, 10_000).buffers, offset=0)
+    other.settle()
+    rot(other, follower, 0, list(follower.segments[0].headers())[1][0] + 16)
+    other.store.save_checkpoint(lambda error: None)
+    other.disk.remove(follower.segments[0].index_path)
+    other = other.again()
+    follower = other.store.partition("t", 0)
+    other.follow(follower, 1)
+    with pytest.raises(CorruptLog):
+        follower.read_replica_blocking(1, 1)
+    heard = []
+    follower.repair(1, source.read_for_repair(1, 2, 10_000).buffers, heard.append)
+    other.driver.flush()
+    assert (heard, follower.damaged) == ([None], [])
+    lead(follower, 2)
+    assert other.append(follower, "later").append_time_ms > latest
+
+
 def test_a_repair_whose_sync_failed_is_made_again() -> None:
     rig = PowerRig(SimDisk(Random(1)), defaults=TopicSettings(segment_bytes=2_000))
     source = filled(rig)

@@ -70,6 +70,14 @@ class Index:
             self.max_timestamp_offset = last_offset
         self.covered = position + length
 
+    def restore(self, last_offset: int, position: int, max_timestamp: int) -> None:
+        """Take in the time of a batch in the middle, which was damaged when this was made."""
+        for row in range(bisect_right(self._positions, position), len(self._times)):
+            self._times[row] = max(self._times[row], max_timestamp)
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+
     def position_for_offset(self, offset: int) -> int:
         """Return a batch boundary at or before the batch that holds `offset`."""
         row = bisect_right(self._offsets, offset) - 1

@@ -178,6 +178,8 @@ class KeptLog(ReadableLog):
         for header in headers:
             self.epochs.found_at(header.leader_epoch, header.base_offset)
             self.producers.apply(header, now_ms)
+            if header.uses_append_time:
+                self._stamps.seen(header.max_timestamp)
         left = without(self.damaged, start, end)
         self.damaged = [(start, end) for start, end in left if end > self.log_start]
         self._notify()

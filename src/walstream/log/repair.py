@@ -140,10 +140,11 @@ class Repairing:
             if position is None:
                 raise CorruptLog(f"The batches for offset {self._start} of {partition.name} do not fit between others.")
             file = gap.segment.file_to_write()
-            if gap.length is None:
-                file.truncate(position)
-            file.pwritev([memoryview(b"".join(self._received))[:size]], position)
-            gap.segment.sync(file)
+            with gap.segment.mending():
+                if gap.length is None:
+                    file.truncate(position)
+                file.pwritev([memoryview(b"".join(self._received))[:size]], position)
+                gap.segment.sync(file)
         except OSError as error:
             self._shared.post(partial(self._done, PartitionOffline(f"The repair failed: {error.strerror}.")))
         except WalstreamError as error:
@@ -165,6 +166,11 @@ class Repairing:
             return
         if gap.length is None:
             gap.segment.extend(position, headers)
+        else:
+            gap.segment.restore(position, headers)
+        if gap.segment.is_index_loaded:  # A job that is queued may save an older one.
+            save = partial(self._shared.disk.write, gap.segment.index_path, gap.segment.index.encode(), durable=False)
+            self._shared.run(save, lambda _, __: None)  # A file that is missing is made again.
         start, end = headers[0].base_offset, headers[-1].next_offset
         if not gap.dense:
             start = min(start, gap.start)

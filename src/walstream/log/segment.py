@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -251,6 +251,22 @@ class Segment:
             self.durable_size = self.synced_size = self.size
             self._index = index
         self.synced_offset = headers[-1].next_offset
+
+    @contextmanager
+    def mending(self) -> Iterator[None]:
+        """Keep readers from making an index while damaged batches are replaced, and remove the file of an older one."""
+        with self._indexing:
+            self._disk.remove(self.index_path)
+            self._disk.sync_directory(self.path.parent)
+            yield
+
+    def restore(self, position: int, headers: Sequence[BatchHeader]) -> None:
+        """Take in batches that were put, durably, in the place of damaged ones: the index may have been made before."""
+        index = self._index
+        for header in headers:
+            if index is not None:
+                index.restore(header.last_offset, position, header.max_timestamp)
+            position += header.length
 
     def save_index(self) -> None:
         """Write the index file. It is only a hint, so it needs no fsync."""
