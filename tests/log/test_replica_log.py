@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
+from threading import Event, Thread
 
 import pytest
 
@@ -568,6 +569,105 @@ def test_damage_that_was_found_is_not_forgotten_by_a_restart(rig: PowerRig, clea
     rot(rig, partition, 1, 70)
     partition = rig.again(clean=clean).store.partition("t", 0)
     assert partition.damaged == [], "its file was put right meanwhile"
+
+
+def mend(rig, source, partition):
+    start, end = partition.damaged[0] if partition.damaged else (4, 5)
+    if not partition.damaged:
+        partition.note_damage(start, end, CorruptLog("found by another reader"))
+    heard = []
+    partition.repair(start, source.read_for_repair(start, end, 10_000).buffers, heard.append)
+    rig.driver.flush()
+    assert heard == [None]
+
+
+def cut_and_append(rig, source, partition):
+    heard = []
+    partition.truncate(2, heard.append)
+    rig.driver.flush()
+    assert heard == [None]
+    while partition.log_end < source.log_end:
+        chunk = source.read_replica_blocking(partition.log_end, 300)
+        partition.append_replicated(chunk.buffers, offset=partition.log_end)
+    rig.driver.flush()
+    partition.advance_high_watermark(partition.log_end)
+
+
+def trim(rig, source, partition):
+    rig.store.delete_records(partition, 8, lambda error: None)
+    rig.driver.flush()
+
+
+CHANGES = pytest.mark.parametrize("change", [mend, cut_and_append, trim])
+
+
+def rotten(rig):
+    """Return a leader's log of single records, and a copy in which offset 4 is damaged and not known to be."""
+    source = rig.topic()
+    lead(source, 1)
+    for number in range(12):
+        rig.append(source, f"{number:040d}")
+    rig.driver.flush()
+    source.advance_high_watermark(12)
+    other, follower = copy(rig, source, segment_bytes=1 << 20)
+    follower.advance_high_watermark(12)
+    other.settle()
+    rot(other, follower, 0, [at for at, _ in follower.segments[0].headers()][4] + 80)
+    return source, other, follower
+
+
+@CHANGES
+def test_a_read_that_met_damage_does_not_note_what_was_put_right_meanwhile(
+    rig: PowerRig, monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
+) -> None:
+    """A reader on another thread has read the bytes, and notes them after the event loop has replaced them."""
+    source, other, follower = rotten(rig)
+
+    def meanwhile(segment):
+        monkeypatch.undo()
+        change(other, source, follower)
+        return False
+
+    monkeypatch.setattr(follower, "_was_replaced", meanwhile)
+    with pytest.raises(CorruptLog):
+        follower.read_blocking(4, 1)
+    assert follower.damaged == []
+    assert values(follower) == values(source, follower.log_start)
+
+
+class Changing(list[tuple[int, int]]):
+    """A list of damaged ranges; something changes when the last use is made of it to make another list."""
+
+    meanwhile: Callable[[], None] | None = None
+    uses = 3
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        found = list(super().__iter__())
+        self.uses -= self.meanwhile is not None
+        if self.meanwhile is not None and not self.uses:
+            thread = Thread(target=self.meanwhile, daemon=True)
+            self.meanwhile = None
+            thread.start()
+            thread.join(0.2)
+        return iter(found)
+
+
+@CHANGES
+def test_damage_that_is_noted_brings_no_older_damage_back(rig: PowerRig, change: Callable[..., None]) -> None:
+    """Two threads change the list: neither may write one that it made from what was there before."""
+    source, other, follower = rotten(rig)
+    follower.note_damage(4, 5, CorruptLog("found"))
+    follower.damaged = known = Changing(follower.damaged)
+    done = Event()
+
+    def changed():
+        change(other, source, follower)
+        done.set()
+
+    known.meanwhile = changed
+    follower.note_damage(10, 11, CorruptLog("found"))
+    assert done.wait(10)
+    assert follower.damaged in ([], [(10, 11)])
 
 
 def test_a_lost_segment_is_put_back_from_another_replica(rig: PowerRig) -> None:

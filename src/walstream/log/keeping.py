@@ -87,7 +87,7 @@ class KeptLog(ReadableLog):
         self.gaps_below = recovered.gaps_below
         self.takes_gaps = self._are_gaps_noted = recovered.takes_gaps
         self.tombstones_due_ms = recovered.tombstones_due_ms
-        self.damaged = list(recovered.damaged)
+        self._mend(lambda _: list(recovered.damaged))
         if not self.replicated:
             self.epochs.assign(self.leader_epoch, self.log_end)
         failure = recovered.failure
@@ -145,7 +145,7 @@ class KeptLog(ReadableLog):
         self.cleaned_until = min(self.cleaned_until, end)
         self.gaps_below = min(self.gaps_below, end)
         self.epochs.truncate(end)
-        self.damaged = [(start, min(stop, end)) for start, stop in self.damaged if start < end]
+        self._mend(lambda damaged: [(a, min(b, end)) for a, b in damaged if a < end and not is_reset])
         if is_reset:
             self.log_start = self.high_watermark = end
             self.epochs = EpochMap()
@@ -153,7 +153,6 @@ class KeptLog(ReadableLog):
             self.tombstones_due_ms = None
             self.failure = self._saved = self.write_error = None
             self.is_beginning_anew = False
-            self.damaged = []
         self._durable_waiters.wake(end)
         self._notify()
 
@@ -180,8 +179,7 @@ class KeptLog(ReadableLog):
             self.producers.apply(header, now_ms)
             if header.uses_append_time:
                 self._stamps.seen(header.max_timestamp)
-        left = without(self.damaged, start, end)
-        self.damaged = [(start, end) for start, end in left if end > self.log_start]
+        self._mend(lambda damaged: [(a, b) for a, b in without(damaged, start, end) if b > self.log_start])
         self._notify()
 
     # ── trimming ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +198,7 @@ class KeptLog(ReadableLog):
             return []  # Otherwise compaction has put a segment in the place of dropped ones.
         self.log_start = offset
         self.epochs.trim(offset)
-        self.damaged = [(start, end) for start, end in self.damaged if end > offset]
+        self._mend(lambda damaged: [(start, end) for start, end in damaged if end > offset])
         keep = 0
         while keep + 1 < len(self.segments) and self.segments[keep + 1].base_offset <= offset:
             keep += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 from walstream.errors import CorruptLog, OffsetOutOfRange, PartitionOffline, StorageError
 from walstream.log import times
@@ -45,7 +46,11 @@ class ReadableLog:
         self.write_error: PartitionOffline | None = None
         """Why the log takes no writes, if it does not."""
         self.damaged: list[tuple[int, int]] = []
-        """Offset ranges [from, to) that fail their checksums."""
+        """Offset ranges [from, to) that fail their checksums. Changed under the lock, by replacing the list: readers on
+        other threads add to it."""
+        self.mendings = 0
+        """How often ranges were taken out of `damaged`."""
+        self._damage_lock = Lock()
         self.failure: StorageError | None = None
         """Why the files could not be opened, if they could not: then there is nothing to read."""
         self.truncations = 0
@@ -128,7 +133,7 @@ class ReadableLog:
         return self._read_below(self.high_watermark, offset, bytes_max, cached=cached)
 
     def _read_below(self, end: int, offset: int, bytes_max: int, *, cached: bool) -> memoryview | None:
-        cuts = self.truncations
+        cuts, mendings = self.truncations, self.mendings
         if self.damaged:
             end = self._end_before_damage(offset, end)
         segments = self.segments  # Retention replaces the list, so a reader on another thread keeps a whole one.
@@ -156,7 +161,7 @@ class ReadableLog:
             first, stop = error.offsets or (offset, offset + 1)
             if number + 1 < len(segments):
                 stop = min(stop, segments[number + 1].base_offset)
-            self.note_damage(first, stop, error)
+            self.note_damage(first, stop, error, mendings)
             raise
         except FileNotFoundError:
             if offset >= self.log_start and self._was_replaced(segment):
@@ -195,17 +200,17 @@ class ReadableLog:
         chunk = self._in_flight.chunk(offset, bytes_max)
         if chunk is not None or offset >= self.durable_end:
             return chunk or Chunk((), 0, offset)
-        cuts = self.truncations
+        cuts, mendings = self.truncations, self.mendings
         data = self._read_below(self.durable_end, offset, bytes_max, cached=True)
-        return None if data is None else self._chunk(data, offset, cuts)
+        return None if data is None else self._chunk(data, offset, cuts, mendings)
 
-    def _chunk(self, data: memoryview, offset: int, cuts: int) -> Chunk:
+    def _chunk(self, data: memoryview, offset: int, cuts: int, mendings: int) -> Chunk:
         try:
             return chunk_of(data, offset, self.epochs, self.log_start)
         except CorruptLog as error:
             if cuts != self.truncations:
                 return Chunk((), 0, offset)  # The log was cut while it was read, and with it its epochs.
-            self.note_damage(*(error.offsets or (offset, offset + 1)), error)
+            self.note_damage(*(error.offsets or (offset, offset + 1)), error, mendings)
             raise
 
     def let_go(self) -> None:
@@ -215,10 +220,10 @@ class ReadableLog:
     def read_replica_blocking(self, offset: int, bytes_max: int) -> Chunk:
         """Read like `read_replica`, below the durable end alone. Blocks; may be called on another thread."""
         self._check_replica_offset(offset)
-        cuts = self.truncations
+        cuts, mendings = self.truncations, self.mendings
         data = self._read_below(self.durable_end, offset, bytes_max, cached=False)
         assert data is not None
-        return self._chunk(data, offset, cuts)
+        return self._chunk(data, offset, cuts, mendings)
 
     def read_for_repair(self, start: int, end: int, bytes_max: int) -> Chunk:
         """Return verified batches from `start` on, as far as they lie in [start, end); none if they cannot be read.
@@ -226,14 +231,14 @@ class ReadableLog:
         One is returned even if it ends later: who asks may not know how long it was. It may begin before `start`, which
         may be where a log begins, and after it where compaction left a gap. Blocks; may be called on another thread.
         """
-        cuts = self.truncations
+        cuts, mendings = self.truncations, self.mendings
         try:
             if not self.segments[0].base_offset <= start < self.durable_end:
                 return Chunk((), 0, start)  # It may begin before the log does, if its batch reaches into it.
             data = self._read_below(min(end, self.durable_end), start, bytes_max, cached=False)
             data = data or self._read_below(self.durable_end, start, 1, cached=False)
             if data and parse_header(data).base_offset <= (start if start >= self.gaps_below else end - 1):
-                return self._chunk(data, start, cuts)
+                return self._chunk(data, start, cuts, mendings)
         except (CorruptLog, FileNotFoundError):
             pass
         return Chunk((), 0, start)
@@ -271,22 +276,34 @@ class ReadableLog:
                 f"{self.name} has offsets {self.log_start} to {self.high_watermark}; {offset} is outside."
             )
 
-    def note_damage(self, start: int, end: int, error: CorruptLog) -> None:
-        """Remember, and tell, that the bytes of offsets [start, end) fail their checksum."""
-        end = min(end, self.log_end)
-        if (
-            start >= end
-            or end <= self.log_start
-            or any(known <= start and end <= known_end for known, known_end in self.damaged)
-        ):
-            return
-        apart = [(a, b) for a, b in self.damaged if b < start or end < a]
-        touching = [(a, b) for a, b in self.damaged if not (b < start or end < a)]
-        whole = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
-        self.damaged = sorted([*apart, whole])
+    def note_damage(self, start: int, end: int, error: CorruptLog, mendings: int | None = None) -> None:
+        """Remember, and report, that the bytes of offsets [start, end) fail their checksum.
+
+        `mendings`: as it was before they were read. If it has changed, they may have been repaired or truncated since,
+        and the next read notes what is left. May be called on any thread.
+        """
+        with self._damage_lock:
+            end = min(end, self.log_end)
+            if (
+                start >= end
+                or end <= self.log_start
+                or mendings not in (None, self.mendings)
+                or any(known <= start and end <= known_end for known, known_end in self.damaged)
+            ):
+                return
+            apart = [(a, b) for a, b in self.damaged if b < start or end < a]
+            touching = [(a, b) for a, b in self.damaged if not (b < start or end < a)]
+            whole = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
+            self.damaged = sorted([*apart, whole])
         self._shared.reported(self.name, error)
         if self.listener is not None:
             self.listener.found_damage()
+
+    def _mend(self, change: Callable[[list[tuple[int, int]]], list[tuple[int, int]]]) -> None:
+        """Take ranges out of `damaged`, also those that readers have found since."""
+        with self._damage_lock:
+            self.mendings += 1
+            self.damaged = change(self.damaged)
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first visible record at or after a time. Blocks."""

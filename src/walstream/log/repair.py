@@ -154,7 +154,8 @@ class Repairing:
 
     def _refused(self, error: WalstreamError) -> None:
         """There may be more damage than was known."""
-        if isinstance(error, CorruptLog) and error.offsets is not None:
+        is_current = self._partition.truncations == self._cuts
+        if is_current and isinstance(error, CorruptLog) and error.offsets is not None:
             self._partition.note_damage(*error.offsets, error)
         self._done(error)
 
