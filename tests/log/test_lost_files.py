@@ -1,6 +1,7 @@
 """Files that are gone, or shorter than they were: reported, and no acknowledged offset is given to another record."""
 
 import os
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from log.power import PowerRig, contents
 from log.rig import Rig, batch, outcome, values
 from walstream.cluster.local import NewTopic
-from walstream.errors import CorruptLog
+from walstream.errors import CorruptLog, PartitionOffline
 from walstream.log.batch import parse_header, stamp
 from walstream.log.records import iter_records
 from walstream.log.settings import TopicSettings
@@ -435,3 +436,57 @@ def test_the_journal_restores_batches_of_a_compacted_log_behind_gaps():
     reopened = rig.store.partition("t", 0)
     assert (reopened.log_end, reopened.damaged, reopened.is_unclean) == (16, [], False)
     assert rig.store.damage_reports == 0
+
+
+def with_gaps(policy):
+    """Return a follower whose leader has sent a log with gaps; only the journal has it durably."""
+    rig, partition = follower(cleanup_policy=policy)
+    for number in range(1, 5):
+        data = batch(f"{number}", keys=[f"k{number}"], now_ms=rig.now_ms)
+        stamp(data, number * 5, 1)
+        for _ in range(2):
+            with suppress(PartitionOffline):  # It notes first that gaps may follow.
+                partition.append_replicated([memoryview(data)], offset=partition.log_end, may_have_gaps=True)
+                break
+        rig.driver.flush()
+    assert partition.log_end == 21
+    assert partition.segments[0].synced_size == 0
+    return rig, partition
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+@pytest.mark.parametrize("torn", [1, 2, 4], ids=lambda count: f"{count} of 4")
+def test_the_journal_restores_the_torn_beginning_of_a_log_with_gaps(policy, torn):
+    """The power went before the segment was synced: sectors of its first batches are missing, the last ones are there.
+
+    Also where the topic is not compacted any more.
+    """
+    rig, partition = with_gaps(policy)
+    end = list(partition.segments[0].headers())[torn - 1]
+    rig.disk.open(partition.segments[0].path).pwritev([bytes(end[0] + end[1].length)], 0)
+    rig = rig.again()
+    reopened = rig.store.partition("t", 0)
+    assert [base for base, _, _ in contents_of(reopened)] == [5, 10, 15, 20]
+    assert (reopened.log_end, reopened.damaged, reopened.is_unclean) == (21, [], False)
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_the_journal_restores_a_log_with_gaps_of_which_nothing_was_written(policy):
+    rig, partition = with_gaps(policy)
+    rig.disk.open(partition.segments[0].path).truncate(0)
+    rig = rig.again()
+    reopened = rig.store.partition("t", 0)
+    assert [base for base, _, _ in contents_of(reopened)] == [5, 10, 15, 20]
+    assert (reopened.log_end, reopened.damaged, reopened.is_unclean) == (21, [], False)
+
+
+def contents_of(partition):
+    """Return what `contents` does, of a log with gaps."""
+    offset, found = partition.log_start, []
+    while offset < partition.durable_end:
+        chunk = partition.read_replica_blocking(offset, 1)
+        assert chunk.size, offset
+        header = parse_header(chunk.buffers[0])
+        found.append((header.base_offset, header.leader_epoch, header.crc))
+        offset = chunk.next_offset
+    return found

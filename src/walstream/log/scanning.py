@@ -141,9 +141,13 @@ class Scan:
         segment.synced_offset = self.found.log_end
         file.sync()
 
+    @property
+    def _may_have_gaps(self) -> bool:
+        """Whether there may be gaps above `gaps_below`, too."""
+        return self.is_compacted or self.found.takes_gaps
+
     def _rule(self, end: int) -> Rule:
-        may_have_gaps = self.is_compacted or self.found.takes_gaps
-        gaps_below = OFFSET_MAX if may_have_gaps else self.found.gaps_below
+        gaps_below = OFFSET_MAX if self._may_have_gaps else self.found.gaps_below
         return Rule(gaps_below, end, self.found.epochs, self.epoch_max)
 
     def _take_in(self, segment: Segment, chunk: bytes, position: int) -> None:
@@ -175,11 +179,10 @@ class Scan:
         """Deal with bytes that do not check at `position`; return where the scan goes on."""
         found, file, rule = self.found, segment.file_to_write(), self._rule(end)
         if self._has_redo(found.log_end, end):
-            batch = self._redone(found.log_end)
-            file.pwritev([batch], position)
-            segment.size = max(segment.size, position + len(batch))
-            return position
+            return self._put_back(segment, found.log_end, position)
         rest = file.pread(segment.size - position, position)
+        if (base := self._redo_behind_gap(rest, end)) is not None:
+            return self._put_back(segment, base, position)
         liar = sound_at(rest, 0)  # Its content is whole, but it says that it belongs elsewhere.
         start = liar.length if liar is not None else 1
         following = next_batch(rest, start, lambda header: rule.takes_after_damage(header, found.log_end))
@@ -200,6 +203,29 @@ class Scan:
             file.truncate(position)
         segment.size = position
         return position
+
+    def _put_back(self, segment: Segment, base: int, position: int) -> int:
+        """Write the journal's batch over bytes that do not check; the scan goes on there."""
+        batch = self._redone(base)
+        segment.file_to_write().pwritev([batch], position)
+        segment.size = max(segment.size, position + len(batch))
+        return position
+
+    def _redo_behind_gap(self, rest: bytes, end: int) -> int | None:
+        """Return where the journal's batch begins that belongs to the beginning of bytes that do not check.
+
+        In a log with gaps that may be behind the log's end. Only if the journal's batches fill the place up to the next
+        sound batch to the byte: otherwise another one, which the journal does not have, is damaged here.
+        """
+        base = self._next_redo(end)
+        if base is None:
+            return None
+        following = next_batch(rest, 1, lambda header: header.base_offset > self.found.log_end)
+        if following is None:
+            return None
+        size, before = following[0], following[1].base_offset
+        lengths = [length for offset, (_, _, length) in self.redo.items() if self.found.log_end < offset < before]
+        return base if base < before and sum(lengths) == size else None
 
     def _is_torn(self, damaged: bytes, end: int) -> bool:
         """Tell whether bytes that do not check, with a sound batch after them, are the hole in a write that was torn.
@@ -231,10 +257,10 @@ class Scan:
     def _next_redo(self, end: int, *, after_loss: bool = False) -> int | None:
         """Return where the journal's batch begins that comes next in the log, below `end`.
 
-        That is the end of the log, or a later offset: in a compacted log, or where what came before is lost.
+        That is the end of the log, or a later offset: in a log with gaps, or where what came before is lost.
         """
         base = self.found.log_end
-        if base not in self.redo and (self.is_compacted or after_loss):
+        if base not in self.redo and (self._may_have_gaps or after_loss):
             base = min((offset for offset in self.redo if offset > base), default=base)
         return base if self._has_redo(base, end) else None
 
@@ -254,7 +280,7 @@ class Scan:
             batch = self._redone(base)
             header: BatchHeader = parse_header(batch)
             segment = found.segments[-1]
-            is_after_loss = base > max(found.log_end, found.gaps_below) and not self.is_compacted
+            is_after_loss = base > max(found.log_end, found.gaps_below) and not self._may_have_gaps
             if is_after_loss:
                 segment.file_to_write()  # Even if it is empty: the next start looks for it.
                 found.is_unclean = True
