@@ -490,3 +490,18 @@ def contents_of(partition):
         found.append((header.base_offset, header.leader_epoch, header.crc))
         offset = chunk.next_offset
     return found
+
+
+def test_a_gap_in_front_of_damage_ends_in_an_error():
+    """A reader that is sent nothing there would ask for the same offset for ever."""
+    _, partition = with_gaps("compact")
+    partition.advance_high_watermark(21)
+    partition.note_damage(15, 20, CorruptLog("a segment is missing"))
+    for offset in range(11, 20):
+        with pytest.raises(CorruptLog) as refused:
+            partition.read_blocking(offset, 1)
+        assert refused.value.offsets == (15, 20)
+        with pytest.raises(CorruptLog):
+            partition.read_replica_blocking(offset, 1)
+    assert parse_header(partition.read_blocking(6, 1)).base_offset == 10
+    assert parse_header(partition.read_blocking(20, 1)).base_offset == 20

@@ -133,7 +133,7 @@ class ReadableLog:
         return self._read_below(self.high_watermark, offset, bytes_max, cached=cached)
 
     def _read_below(self, end: int, offset: int, bytes_max: int, *, cached: bool) -> memoryview | None:
-        cuts, mendings = self.truncations, self.mendings
+        cuts, mendings, limit = self.truncations, self.mendings, end
         if self.damaged:
             end = self._end_before_damage(offset, end)
         segments = self.segments  # Retention replaces the list, so a reader on another thread keeps a whole one.
@@ -168,6 +168,11 @@ class ReadableLog:
                 return self._read_below(end, offset, bytes_max, cached=cached)
             self.check_offset(offset)  # Retention has been here since.
             raise
+        if end < limit and cuts == self.truncations:
+            # Only a gap lies before the damage: a reader that is sent nothing would ask here for ever.
+            for start, stop in self.damaged:  # It may have been repaired meanwhile.
+                if start == end:
+                    raise self._damage(start, stop)
         return memoryview(b"")
 
     def _was_replaced(self, segment: Segment) -> bool:
@@ -181,15 +186,18 @@ class ReadableLog:
         """
         for start, stop in self.damaged:
             if start <= offset < stop:
-                error = CorruptLog(
-                    f"{self.name}: offsets {start} to {stop - 1} are damaged.",
-                    f"They are kept aside and not served. Records from offset {stop} on can be read.",
-                )
-                error.offsets = (start, stop)
-                raise error
+                raise self._damage(start, stop)
             if offset < start < end:
                 end = start
         return end
+
+    def _damage(self, start: int, stop: int) -> CorruptLog:
+        error = CorruptLog(
+            f"{self.name}: offsets {start} to {stop - 1} are damaged.",
+            f"They are kept aside and not served. Records from offset {stop} on can be read.",
+        )
+        error.offsets = (start, stop)
+        return error
 
     def read_replica(self, offset: int, bytes_max: int) -> Chunk | None:
         """Return batches for a follower, from `offset` up to the end of the log; None: the disk is needed.
