@@ -70,7 +70,7 @@ proto: $(READY) ## write the feed's messages from wal.proto: src/walstream/feed/
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/walstream/feed/wal.proto
 
 .PHONY: sim
-sim: $(READY) ## simulate 300 clusters in trouble and check every promise (a minute)
+sim: $(READY) ## simulate 300 clusters and 300 stores in trouble and check every promise (90 seconds)
 	$(BIN)/walstream sim --seeds 0:300 --keep tests/seeds
 
 # Broken off, it says with which SEEDS to go on.

@@ -10,7 +10,7 @@ import pytest
 from walstream import sim
 from walstream.sim.bugs import BUGS
 from walstream.sim.planting import Bug, planted
-from walstream.sim.runner import STEPS, run_seed
+from walstream.sim.runner import STEPS, run_cluster
 
 SEED = {
     "truncating to the hw": 3,
@@ -83,12 +83,12 @@ def test_it_is_found(bug: Bug) -> None:
     first = SEED[bug.name]
     with planted(bug):
         for seed in range(first, first + TRIES):
-            verdict = run_seed(seed, STEPS, make=bug.make)
+            verdict = run_cluster(seed, STEPS, make=bug.make)
             if verdict.invariant in bug.found_by:
                 break
         else:
             pytest.fail(f"nobody noticed: {bug.text}")
-    without = run_seed(seed, STEPS, make=bug.make)
+    without = run_cluster(seed, STEPS, make=bug.make)
     assert without.is_good, without
 
 
@@ -106,6 +106,6 @@ def test_it_is_found_within_a_thousand_seeds(bug: Bug) -> None:
     """In the usual runs, which are drawn with no bug in mind."""
     with planted(bug):
         for seed in range(1_000):
-            if run_seed(seed).invariant in bug.found_by:
+            if run_cluster(seed).invariant in bug.found_by:
                 return
     pytest.fail(f"nobody noticed: {bug.text}")

@@ -12,7 +12,7 @@ from walstream.sim.clock import Clock
 from walstream.sim.cluster import Cluster
 from walstream.sim.groups import Groups
 from walstream.sim.lookups import Lookups
-from walstream.sim.runner import STEPS, run_seed
+from walstream.sim.runner import STEPS, run_cluster
 from walstream.sim.scenario import Scenario
 
 made: list[Cluster] = []
@@ -35,7 +35,7 @@ def test_groups_and_look_ups_are_served_and_judged(monkeypatch: pytest.MonkeyPat
         return load(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OffsetsLog, "_load", counted)
-    verdicts = [run_seed(seed, STEPS, make=make) for seed in range(10)]
+    verdicts = [run_cluster(seed, STEPS, make=make) for seed in range(10)]
     assert not [str(verdict) for verdict in verdicts if not verdict.is_good]
     groups = [one for cluster in made for one in cluster.clients if isinstance(one, Groups)]
     lookups = [one for cluster in made for one in cluster.clients if isinstance(one, Lookups)]
@@ -51,7 +51,7 @@ def test_groups_and_look_ups_are_served_and_judged(monkeypatch: pytest.MonkeyPat
 def test_the_same_seed_is_the_same_run(seed: int) -> None:
     first: list[str] = []
     second: list[str] = []
-    run_seed(seed, STEPS, first.append, make=make)
-    run_seed(seed, STEPS, second.append, make=make)
+    run_cluster(seed, STEPS, first.append, make=make)
+    run_cluster(seed, STEPS, second.append, make=make)
     assert first == second
     assert any("group" in line for line in first)

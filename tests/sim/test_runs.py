@@ -37,9 +37,9 @@ def test_long_runs_keep_every_promise(seed: int) -> None:
     assert verdict.is_good, verdict
 
 
-@pytest.mark.parametrize(("seed", "steps", "found"), kept(SEEDS))
-def test_what_a_seed_once_found_stays_mended(seed: int, steps: int, found: str) -> None:
-    verdict = run_seed(seed, steps)
+@pytest.mark.parametrize(("world", "seed", "steps", "found"), kept(SEEDS))
+def test_what_a_seed_once_found_stays_mended(world: str, seed: int, steps: int, found: str) -> None:
+    verdict = run_seed(seed, steps, world=world)
     assert verdict.is_good, f"{verdict} (once: {found})"
 
 
@@ -88,4 +88,17 @@ def test_a_seed_that_failed_is_kept_once(tmp_path: Path) -> None:
     path = keep(verdict, tmp_path)
     path.write_text("what it found\n", encoding="utf-8")
     assert keep(verdict, tmp_path) == path
-    assert kept(tmp_path) == [(3, 50, "what it found")]
+    assert kept(tmp_path) == [("cluster", 3, 50, "what it found")]
+
+
+def test_seeds_of_the_two_worlds_are_kept_apart(tmp_path: Path) -> None:
+    verdicts = [run_seed(4, 20, world=world) for world in ("cluster", "storage")]
+    assert [keep(verdict, tmp_path).name for verdict in verdicts] == ["4-20.txt", "storage-4-20.txt"]
+    assert [where[:3] for where in kept(tmp_path)] == [("cluster", 4, 20), ("storage", 4, 20)]
+
+
+def test_a_seed_is_a_run_of_each_world() -> None:
+    both, cluster, storage = run_seed(8), run_seed(8, world="cluster"), run_seed(8, 200, world="storage")
+    assert both.happened == cluster.happened + storage.happened
+    assert "storage" in str(both)
+    assert "storage" not in str(cluster)

@@ -8,12 +8,14 @@ as journaling file systems do. What is stricter here than on most systems: fsync
 
 Faults on demand: a full disk (a write then stops in the middle), a failing fsync (after which the pages count as clean
 although the platter may not have them: the next fsync does not cover them), rotten bits, and a fuse that cuts the
-power after a number of operations, in the middle of whatever is going on.
+power after a number of operations, in the middle of whatever is going on. Any single operation can fail with an error
+number (`fail_after`), the disk can have a size (`capacity`), and open files are counted.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -25,6 +27,16 @@ SECTOR_BYTES = 512
 
 FREE_BYTES = 1 << 40
 
+_ANY = frozenset({errno.EIO})
+_SPACE = _ANY | {errno.ENOSPC}
+_FILES = _ANY | {errno.EMFILE}
+ERRORS = {
+    "open": _FILES, "create": _SPACE | _FILES, "write": _SPACE, "sync": _SPACE, "truncate": _ANY, "rename": _SPACE,
+    "remove": _ANY, "sync_directory": _SPACE | _FILES, "read": _FILES, "pread": _ANY, "list": _FILES,
+    "replace": _SPACE | _FILES,
+}  # fmt: skip
+"""By operation, the errors that it may meet."""
+
 
 class PowerLost(BaseException):
     """The fuse blew. Not an `Exception`, so that no handler of the code under test survives it."""
@@ -33,9 +45,10 @@ class PowerLost(BaseException):
 class Inode:
     """A file's content: as it is read, as the platter has it, and the writes in between."""
 
-    __slots__ = ("data", "durable", "pending")
+    __slots__ = ("data", "durable", "modified_ms", "pending")
 
     def __init__(self) -> None:
+        self.modified_ms = 0
         self.data = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, bytes | None]] = []
@@ -78,13 +91,17 @@ NameChange = list[tuple[Folder, str, Entry | None]]
 
 
 class SimFile:
-    """An open file."""
+    """An open file. It is closed with its last reference, as the real one is."""
 
-    __slots__ = ("_disk", "_inode")
+    __slots__ = ("_disk", "_inode", "_process")
 
     def __init__(self, disk: SimDisk, inode: Inode) -> None:
         self._disk = disk
         self._inode = inode
+        self._process = disk.note_opened(inode)
+
+    def __del__(self) -> None:
+        self.close()
 
     def size(self) -> int:
         """Return the file's length in bytes."""
@@ -92,6 +109,7 @@ class SimFile:
 
     def pread(self, length: int, position: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
+        self._disk.meet("pread")
         return bytes(self._inode.data[position : position + length])
 
     def pread_cached(self, length: int, position: int) -> bytes | None:
@@ -102,10 +120,16 @@ class SimFile:
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers one after the other at `position` and return their total length."""
-        self._disk.spend()
+        disk = self._disk
+        disk.spend()
         data = b"".join(buffers)
         inode = self._inode
-        if self._disk.is_full and position + len(data) > len(inode.data):
+        inode.modified_ms = disk.now_ms()
+        disk.meet("write")
+        if disk.capacity is not None and position + len(data) - len(inode.data) > (free := disk.free):
+            _write(inode, position, data[: max(len(inode.data) - position, 0) + max(free, 0)])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if disk.is_full and position + len(data) > len(inode.data):
             data = data[: max(len(inode.data) - position, 0)]
             if data:
                 _write(inode, position, data)
@@ -120,18 +144,41 @@ class SimFile:
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
         self._disk.spend()
+        self._disk.meet("truncate")
         _apply(self._inode.data, size, None)
         self._inode.pending.append((size, None))
 
     def close(self) -> None:
-        """Do nothing: a simulated file holds nothing that must be given back."""
+        """Close the file."""
+        process, self._process = self._process, -1
+        if process >= 0:
+            self._disk.note_closed(process, self._inode)
 
 
 class SimDisk:
     """The disk of one node. It outlives the node's processes."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, capacity: int | None = None) -> None:
         self._random = random
+        self.capacity = capacity
+        """How many bytes it holds; None: it is never full, unless `is_full` is set."""
+        self.fail_after: int | None = None
+        """How many more operations succeed before one fails with `fail_errno`; None: all."""
+        self.fail_errno = errno.EIO
+        self.fail_only = ""
+        """Only an operation of this kind fails, and only those are counted; empty: any."""
+        self.failures = 0
+        """So many operations have failed because of `fail_after`."""
+        self.met: set[int] = set()
+        """The errors that the present process has met because of that."""
+        self.ballast = 0
+        """On a disk with a capacity: what other programs have taken of it."""
+        self.open_files = 0
+        self._process = 0
+        self._opened: dict[int, tuple[Inode, int]] = {}
+        """Files that the present process has open, by their inode, and how often."""
+        self.now_ms: Callable[[], int] = lambda: self.modified_at_ms
+        """The wall clock that dates writes."""
         self._root = Folder()
         self._changes: list[NameChange] = []
         self.is_full = False
@@ -148,6 +195,8 @@ class SimDisk:
         """When every file was last written to: not before any test is over, unless the test sets it."""
         self.has_reserve = False
         """Whether durable writes succeed although the disk is full."""
+        self.reserve_bytes = 0
+        """On a disk with a capacity: the size of the reserve."""
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,6 +206,51 @@ class SimDisk:
             if self.fuse <= 0:
                 raise PowerLost
             self.fuse -= 1
+
+    def meet(self, operation: str) -> None:
+        """Fail with the error that is due, if it is one that the operation may meet; otherwise the next one does."""
+        if self.fail_after is None or self.fail_only not in ("", operation):
+            return
+        if self.fail_after > 0:
+            self.fail_after -= 1
+        elif self.fail_errno in ERRORS[operation]:
+            self.fail_after = None
+            self.failures += 1
+            self.met.add(self.fail_errno)
+            raise OSError(self.fail_errno, os.strerror(self.fail_errno))
+
+    def begin_process(self) -> None:
+        """Close the files of the last process, and let the next one find out by itself whether the disk is full."""
+        self._process += 1
+        self.met.clear()
+        self.open_files = 0
+        self._opened.clear()
+        self.is_reserve_spent = False
+
+    def note_opened(self, inode: Inode) -> int:
+        """Count an open file and return the process that opened it."""
+        self.open_files += 1
+        self._opened[id(inode)] = (inode, self._opened.get(id(inode), (inode, 0))[1] + 1)
+        return self._process
+
+    def note_closed(self, process: int, inode: Inode) -> None:
+        """Count a file that was closed, unless its process had ended before."""
+        if process != self._process:
+            return
+        self.open_files -= 1
+        count = self._opened[id(inode)][1] - 1
+        if count:
+            self._opened[id(inode)] = (inode, count)
+        else:
+            del self._opened[id(inode)]
+
+    @property
+    def free(self) -> int:
+        """The bytes left on a disk with a capacity. A file that was removed keeps its space until it is closed."""
+        assert self.capacity is not None
+        inodes = {id(inode): inode for _, inode in self.files()}
+        inodes.update((number, inode) for number, (inode, _) in self._opened.items())
+        return self.capacity - self.ballast - self.reserve_bytes - sum(len(inode.data) for inode in inodes.values())
 
     def is_cold(self) -> bool:
         """Decide whether a page has to be fetched."""
@@ -179,6 +273,7 @@ class SimDisk:
     def wipe(self) -> None:
         """Put a new disk in the place of this one."""
         self.is_reserve_spent = self.has_reserve = False
+        self.reserve_bytes = 0
         self._root = Folder()
         self._changes.clear()
 
@@ -207,6 +302,11 @@ class SimDisk:
     def sync(self, inode: Inode) -> None:
         """Make a file's content durable, or fail to."""
         self.spend()
+        try:
+            self.meet("sync")
+        except OSError:
+            inode.lose(self._random)
+            raise
         if self.failing_syncs > 0:
             self.failing_syncs -= 1
             inode.lose(self._random)
@@ -218,8 +318,13 @@ class SimDisk:
 
     # ── the interface of log.disk ────────────────────────────────────────────────────────────────────────────────
 
-    def keep_reserve(self, size: int) -> bool:  # noqa: ARG002  The interface has it.
+    def keep_reserve(self, size: int) -> bool:
         """Set space aside, unless the disk is full; once it was set aside, it lasts for every durable write."""
+        if self.capacity is not None:
+            if self.free + self.reserve_bytes < size:
+                self.is_reserve_spent = self.is_reserve_spent or not self.reserve_bytes
+                return False
+            self.reserve_bytes = max(size, self.reserve_bytes)
         if not self.is_full:
             self.has_reserve, self.is_reserve_spent = True, False
         elif not self.has_reserve:
@@ -229,6 +334,7 @@ class SimDisk:
     def spend_reserve(self) -> None:
         """Give up what was set aside."""
         self.is_reserve_spent = True
+        self.reserve_bytes = 0
 
     def open(self, path: Path, *, create: bool = False) -> SimFile:
         """Open a file for reading and writing."""
@@ -238,21 +344,26 @@ class SimDisk:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
             self.spend()
+            self.meet("create")
             entry = Inode()
             self._change([(folder, name, entry)])
         if isinstance(entry, Folder):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        self.meet("open")
         return SimFile(self, entry)
 
     def read(self, path: Path) -> bytes | None:
         """Return a small file's content, or None if there is no such file."""
         entry = self._find(path)
+        if entry is not None:
+            self.meet("read")
         return bytes(entry.data) if isinstance(entry, Inode) else None
 
     def write(self, path: Path, data: bytes, *, durable: bool) -> None:
         """Replace a small file as a whole, by way of a neighbour that is renamed over it."""
         folder, name = self._parent(path)
         self.spend()
+        self._meet_full_disk(data, durable=durable)
         if self.is_full:
             self.is_reserve_spent = self.is_reserve_spent or durable
             if not durable or not self.has_reserve:
@@ -260,22 +371,38 @@ class SimDisk:
         neighbour = Inode()
         self._change([(folder, name + ".new", neighbour)])
         _write(neighbour, 0, data)
+        neighbour.modified_ms = self.now_ms()
         if durable:
             self.sync(neighbour)
         self.spend()
+        self.meet("rename")
         self._change([(folder, name + ".new", None), (folder, name, neighbour)])
         if durable:
             self._sync_names(folder)
 
+    def _meet_full_disk(self, data: bytes, *, durable: bool) -> None:
+        """Fail to replace a small file, or spend the reserve for it if it has to be durable."""
+        try:
+            self.meet("replace")
+            if self.capacity is not None and (len(data) > self.free or (self.is_reserve_spent and not durable)):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not durable or not self.has_reserve or self.is_reserve_spent:
+                raise
+            self.spend_reserve()
+
     def modified_ms(self, path: Path) -> int:
         """Return when a file was last written to."""
-        if self._find(path) is None:
+        entry = self._find(path)
+        if entry is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        return self.modified_at_ms
+        return entry.modified_ms if isinstance(entry, Inode) else self.modified_at_ms
 
     def list(self, path: Path) -> list[str]:
         """Return the names in a folder, sorted; none if there is no such folder."""
         entry = self._find(path)
+        if entry is not None:
+            self.meet("list")
         return sorted(entry.entries) if isinstance(entry, Folder) else []
 
     def make_directory(self, path: Path) -> None:
@@ -285,6 +412,7 @@ class SimDisk:
             entry = folder.entries.get(name)
             if entry is None:
                 self.spend()
+                self.meet("create")
                 entry = Folder()
                 self._change([(folder, name, entry)])
                 self._sync_names(folder)
@@ -295,6 +423,7 @@ class SimDisk:
     def rename(self, source: Path, target: Path) -> None:
         """Move a file or folder over a name."""
         self.spend()
+        self.meet("rename")
         old_folder, old_name = self._parent(source)
         new_folder, new_name = self._parent(target)
         entry = old_folder.entries.get(old_name)
@@ -315,6 +444,7 @@ class SimDisk:
             for child in sorted(entry.entries):
                 self.remove(path / child)
         self.spend()
+        self.meet("remove")
         self._change([(folder, name, None)])
 
     def sync_directory(self, path: Path) -> None:
@@ -326,11 +456,13 @@ class SimDisk:
 
     def free_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.
         """Return how much may still be written."""
+        if self.capacity is not None:
+            return max(self.free, 0)
         return 0 if self.is_full else FREE_BYTES
 
     def size_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.
         """Return how much the whole disk holds."""
-        return FREE_BYTES
+        return FREE_BYTES if self.capacity is None else self.capacity
 
     # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -366,6 +498,7 @@ class SimDisk:
     def _sync_names(self, folder: Folder) -> None:
         """Make the changes to one folder durable, and those to other folders without which they make no sense."""
         self.spend()
+        self.meet("sync_directory")
         if not self._changes:
             return
         wanted = {folder}  # By identity, as folders are told apart.

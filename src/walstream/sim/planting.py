@@ -56,7 +56,13 @@ class Bug:
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """Have the bug in the code for a while."""
-    patches = bug.patches()
+    with patched(bug.patches()):
+        yield
+
+
+@contextmanager
+def patched(patches: list[Patch]) -> Iterator[None]:
+    """Replace some names for a while."""
     before = [(owner, name, owner.__dict__[name]) for owner, name, _ in patches]
     for owner, name, replacement in patches:
         setattr(owner, name, replacement)
