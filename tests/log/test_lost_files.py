@@ -1,5 +1,6 @@
 """Files that are gone, or shorter than they were: reported, and no acknowledged offset is given to another record."""
 
+import errno
 import os
 from contextlib import suppress
 from random import Random
@@ -505,3 +506,22 @@ def test_a_gap_in_front_of_damage_ends_in_an_error():
             partition.read_replica_blocking(offset, 1)
     assert parse_header(partition.read_blocking(6, 1)).base_offset == 10
     assert parse_header(partition.read_blocking(20, 1)).base_offset == 20
+
+
+def test_a_log_that_could_not_be_opened_is_not_compared_with_sizes_from_before_compaction(tmp_path):
+    """The checkpoint lists the segments as they were before a round, which may be finished by the start that fails."""
+    rig = Rig(tmp_path, defaults=SEGMENTS)
+    partition = rig.topic(cleanup_policy="compact", min_cleanable_dirty_ratio="0.0")
+    for number in range(60):
+        rig.write(partition, "v" * 40, keys=[f"k{number % 3}"])
+    rig.settle()
+    rig.store.save_checkpoint(lambda error: None)
+    rig.store.compact()
+    assert partition.gaps_below > 0
+    rig.disk.faults["pread", ".log"] = errno.EIO
+    rig = rig.again(defaults=SEGMENTS)
+    assert rig.store.partition("t", 0).failure is not None
+    rig.disk.faults.clear()
+    rig = rig.again(clean=True, defaults=SEGMENTS)
+    reopened = rig.store.partition("t", 0)
+    assert (reopened.failure, reopened.damaged, reopened.log_end) == (None, [], 60)

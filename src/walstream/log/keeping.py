@@ -226,10 +226,13 @@ class KeptLog(ReadableLog):
     def checkpoint(self) -> PartitionCheckpoint:
         """Return the state just below the last synced position."""
         if self._saved is not None:
-            # Nothing is known of the files but what was known before: saying that they are empty would lose them.
+            # Nothing is known of the files but what was known before: saying that they are empty would lose them. And a
+            # round of compaction may have been finished before the failure: then the segments below are others.
+            saved = self._saved
             return msgspec.structs.replace(
-                self._saved, leader_epoch=self.leader_epoch, led_epoch=self.led_epoch, is_unclean=self.is_unclean
-            )
+                saved, leader_epoch=self.leader_epoch, led_epoch=self.led_epoch, is_unclean=self.is_unclean,
+                segments=[(base, size) for base, size in saved.segments if base >= saved.gaps_below],
+            )  # fmt: skip
         segment = self._last_synced()
         offset = segment.synced_offset
         return PartitionCheckpoint(
