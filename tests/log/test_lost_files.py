@@ -525,3 +525,26 @@ def test_a_log_that_could_not_be_opened_is_not_compared_with_sizes_from_before_c
     rig = rig.again(clean=True, defaults=SEGMENTS)
     reopened = rig.store.partition("t", 0)
     assert (reopened.failure, reopened.damaged, reopened.log_end) == (None, [], 60)
+
+
+def test_a_partition_that_returns_from_a_full_disk_keeps_files_below_a_start_that_is_not_durable():
+    """DeleteRecords was answered with an error; after a power cut the log begins where it did, and nothing is lost."""
+    for seed in range(8):
+        rig = PowerRig(SimDisk(Random(seed)), replicated=False, defaults=TopicSettings(segment_bytes=300))
+        partition = rig.topic()
+        for number in range(20):
+            rig.write(partition, f"v{number:02d}" * 10)
+        rig.settle()
+        rig.store.save_checkpoint(lambda error: None)
+        heard = []
+        rig.disk.is_full, rig.disk.has_reserve = True, False
+        rig.write(partition, "refused" * 10)
+        rig.store.delete_records(partition, 12, heard.append)
+        assert isinstance(heard[0], Exception)
+        rig.disk.is_full = False
+        rig.store.tick()
+        rig.driver.flush()
+        assert (partition.write_error, partition.log_start) == (None, 12)
+        rig.disk.crash()
+        reopened = rig.again().store.partition("t", 0)
+        assert (reopened.damaged, reopened.is_unclean, reopened.log_end) == ([], False, 20)
