@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from walstream.sim.disk import PowerLost, SimDisk
+from walstream.sim.disk import PowerLost, SimDisk, SimFile
 
 FOLDER = Path("/data")
 FILE = FOLDER / "file"
@@ -156,3 +157,81 @@ def test_the_fuse_cuts_the_power_at_the_operation() -> None:
         file.sync()
     disk.crash()
     assert disk.fuse is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "act"),
+    [
+        ("create", lambda disk, file: disk.open(FOLDER / "new", create=True)),
+        ("open", lambda disk, file: disk.open(FOLDER / "a")),
+        ("write", lambda disk, file: file.pwritev([b"x"], 0)),
+        ("sync", lambda disk, file: file.sync()),
+        ("truncate", lambda disk, file: file.truncate(0)),
+        ("pread", lambda disk, file: file.pread(1, 0)),
+        ("rename", lambda disk, file: disk.rename(FOLDER / "a", FOLDER / "b")),
+        ("remove", lambda disk, file: disk.remove(FOLDER / "a")),
+        ("sync_directory", lambda disk, file: disk.sync_directory(FOLDER)),
+        ("read", lambda disk, file: disk.read(FOLDER / "a")),
+        ("replace", lambda disk, file: disk.write(FOLDER / "a", b"x", durable=True)),
+        ("list", lambda disk, file: disk.list(FOLDER)),
+    ],
+)  # fmt: skip
+def test_each_operation_fails_once_on_demand(operation: str, act: Callable[[SimDisk, SimFile], object]) -> None:
+    disk = SimDisk(Random(1))
+    disk.make_directory(FOLDER)
+    file = disk.open(FOLDER / "a", create=True)
+    file.pwritev([b"abc"], 0)
+    file.sync()
+    disk.fail_after, disk.fail_only, disk.fail_errno = 0, operation, errno.EIO
+    with pytest.raises(OSError) as refused:
+        act(disk, file)
+    assert refused.value.errno == errno.EIO
+    assert (disk.fail_after, disk.failures, disk.met) == (None, 1, {errno.EIO})
+    act(disk, file)
+
+
+def test_an_error_waits_for_an_operation_that_may_meet_it() -> None:
+    disk = SimDisk(Random(1))
+    file = disk.open(Path("/a"), create=True)
+    disk.fail_after, disk.fail_errno = 0, errno.EMFILE
+    file.pwritev([b"abc"], 0)
+    file.sync()
+    with pytest.raises(OSError):
+        disk.open(Path("/a"))
+
+
+def test_a_disk_with_a_capacity_is_full_at_some_point_and_keeps_its_reserve() -> None:
+    disk = SimDisk(Random(1), capacity=1_000)
+    assert disk.keep_reserve(400)
+    file = disk.open(Path("/a"), create=True)
+    file.pwritev([bytes(500)], 0)
+    assert (disk.free_bytes(Path("/")), disk.size_bytes(Path("/"))) == (100, 1_000)
+    with pytest.raises(OSError):
+        file.pwritev([bytes(200)], 500)
+    assert file.size() == 600, "what fits was written"
+    with pytest.raises(OSError):
+        disk.write(Path("/b"), bytes(50), durable=False)
+    disk.write(Path("/b"), bytes(50), durable=True)
+    assert disk.is_reserve_spent
+    assert disk.free_bytes(Path("/")) == 350
+    disk.remove(Path("/a"))
+    assert disk.free_bytes(Path("/")) == 350, "it is still open"
+    file.close()
+    assert disk.free_bytes(Path("/")) == 950
+    assert disk.keep_reserve(400)
+    assert not disk.is_reserve_spent
+
+
+def test_open_files_are_counted_until_they_are_closed_or_their_process_ends() -> None:
+    disk = SimDisk(Random(1))
+    first, second = disk.open(Path("/a"), create=True), disk.open(Path("/a"))
+    assert disk.open_files == 2
+    first.close()
+    first.close()
+    del second
+    assert disk.open_files == 0
+    third = disk.open(Path("/a"))
+    disk.begin_process()
+    assert disk.open_files == 0
+    third.close()
+    assert disk.open_files == 0

@@ -98,7 +98,7 @@ def test_seeds_of_the_two_worlds_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_seed_is_a_run_of_each_world() -> None:
-    both, cluster, storage = run_seed(8), run_seed(8, world="cluster"), run_seed(8, 200, world="storage")
+    both, cluster, storage = run_seed(8), run_seed(8, world="cluster"), run_seed(8, 180, world="storage")
     assert both.happened == cluster.happened + storage.happened
     assert "storage" in str(both)
     assert "storage" not in str(cluster)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from walstream.sim.runner import Verdict
 
 STEPS = 1_500
-STORAGE_STEPS = 200
+STORAGE_STEPS = 180
 WORLDS = {"cluster": "cluster", "storage": "storage", "both": "cluster and storage"}
 
 
@@ -33,7 +33,7 @@ def sim(
         str, typer.Option("--seeds", metavar="FIRST:END", help="Run these seeds and print only what fails.")
     ] = "",
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Events before the faults stop (1500; of storage alone 200).")
+        int | None, typer.Option("--steps", min=1, help="Events before the faults stop (1500; of storage alone 180).")
     ] = None,
     world: Annotated[
         str, typer.Option("--world", metavar="WORLD", help="What to run: cluster, storage or both.")

@@ -377,10 +377,10 @@ def planted_in_storage(bug: StorageBug) -> Iterator[None]:
 
 
 def first_found(bug: StorageBug, seeds: Iterable[int], steps: int = STEPS) -> tuple[int, str] | None:
-    """Return the first seed that finds a bug, and the promise that it names; None if no seed does."""
+    """Return the first seed that finds a bug, and what it says: a promise of `found_by`. None if no seed does."""
     with planted_in_storage(bug):
         for seed in seeds:
             verdict = run_storage(seed, steps)
-            if not verdict.is_good:
+            if verdict.invariant in bug.found_by:
                 return seed, verdict.text
     return None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from walstream.log.partition_log import PartitionLog
 
-STEPS = 200
+STEPS = 180
 SALT = 7_919_000_000_000
 """Makes the chance of a seed's storage world another one than that of its cluster."""
 
@@ -318,12 +318,12 @@ class StorageWorld:
         self.tick()
 
     def _wipe(self) -> None:
-        """Put a new disk into the replica's machine, where the leader's holds everything."""
+        """Put a new disk into a machine, after the other one has become the leader of everything."""
         accounts = list(self.accounts.values())
-        leaders = {account.leader for account in accounts}
-        if len(leaders) != 1:
-            return
-        node = self.nodes[1 - leaders.pop()]
+        node = self.clock.random.choice(self.nodes)
+        for account in accounts:
+            if account.leader == node.number and not self.replication.make_leader(account, 1 - node.number):
+                return
         if node.is_up:
             node.kill()
         self.trace(node.name, "gets a new disk")
@@ -365,7 +365,7 @@ class StorageWorld:
                 if key not in self.accounts:
                     account = Account(topic.name, topic.id, index)
                     account.ahead_ms = self.ahead_ms
-                    account.clients = [Client(1_000 + 10 * len(self.created) + n) for n in range(2)]
+                    account.clients = [Client(1_000 + 10 * len(self.created) + n) for n in range(3)]
                     self.accounts[key] = account
                     self.created[key] = self.version
                     account.leader = self.clock.between(0, 1) if len(self.nodes) > 1 and self._is_spread() else 0
@@ -497,7 +497,8 @@ class StorageWorld:
         if (led := self.led(account)) is None:
             return False
         node, log = led
-        client = self.clock.random.choice(account.clients) if self.clock.chance(0.6) else None
+        talking = [client for client in account.clients if not client.is_silent]
+        client = self.clock.random.choice(talking) if talking and self.clock.chance(0.6) else None
         accepted: list[Sent] = []
         node.run(partial(self._append, node, account, log, client, accepted))
         return bool(accepted)
@@ -540,6 +541,7 @@ class StorageWorld:
             client.sequence += len(records)
             client.batches.append(sent)
             client.seen_ms = self.clock.now_us // 1_000
+            client.is_silent = self.clock.chance(0.12)
         if node.disk.failures == node.failures_before:  # Where a start cannot read, it does not know the age.
             account.check_age(log, header)
         accepted.append(sent)
@@ -555,6 +557,10 @@ class StorageWorld:
             number = 1 if is_last else self.clock.between(2, min(5, len(client.batches)))
             node, log = led
             node.run(partial(self._retry, account, log, client, number))
+
+    def _retry_last(self, account: Account, client: Client) -> None:
+        if client.batches and (led := self.led(account)) is not None:
+            led[0].run(partial(self._retry, account, led[1], client, 1))
 
     def _retry(self, account: Account, log: PartitionLog, client: Client, number: int) -> None:
         """Send a batch again that is in the log: it is answered with its offset, and not appended."""
@@ -577,6 +583,7 @@ class StorageWorld:
                 "exactly once", f"{log.name}: a retry of {sent.base} was appended at {appended.base_offset}"
             )
         client.seen_ms = self.clock.now_us // 1_000
+        client.is_silent = client.is_silent and self.clock.chance(0.8)
 
     # ── keeping house ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -652,8 +659,16 @@ class StorageWorld:
             self._check_bounds(node)
 
     def _promote(self) -> None:
-        if (account := self._account()) is not None:
-            self.replication.make_leader(account, 1 - account.leader)
+        """Let the follower lead; at times producers then send their last batches again, as they do after a timeout."""
+        account = self._account()
+        if account is None or not self.replication.make_leader(account, 1 - account.leader):
+            return
+        if self.clock.chance(0.6):
+            for _ in range(4):
+                self.pass_time(5 * MS)
+                self.pulse()
+            for client in account.clients:
+                self._retry_last(account, client)
 
     def settle_roles(self) -> None:
         for _ in range(10):
@@ -704,32 +719,30 @@ class StorageWorld:
             inode.sync()
         node.disk.sync_directory(log.folder)
         self.trace(node.name, f"{log!r} loses {lost[0]} to {lost[1]}")
-        is_reported = self._starts_with_report(node, log.key, log.log_end)
-        if held.harmed and is_reported is False and self._is_needed(account, lost):
-            raise Violation(
-                "damage is reported", f"{log!r} has lost {lost[0]} to {lost[1]}, and node {node.number} does not say so"
-            )
+        self._start_harmed(node, account, log, lost)
 
-    def _is_needed(self, account: Account, lost: tuple[int, int]) -> bool:
-        """Tell whether something of what was lost was there: compaction may have removed all of it."""
-        return not account.was_compacted and any(
-            sent.next > lost[0] and sent.base < lost[1] for sent in account.batches
-        )
-
-    def _starts_with_report(self, node: StorageNode, key: tuple[UUID, int], end: int) -> bool | None:
-        """Start a node and tell whether it has reported a loss; None if it does not start."""
+    def _start_harmed(self, node: StorageNode, account: Account, before: PartitionLog, lost: tuple[int, int]) -> None:
+        """Start a node whose files were taken away: it reports that, or lacks nothing, as the journal had it."""
         node.start()
-        log = node.log_of(key)
+        log = node.log_of(before.key)
         if log is None:
-            return None
-        is_reported = bool(node.store.damage_reports or log.damaged or log.failure) and (
-            self.scenario.is_alone or log.is_unclean or bool(log.damaged) or log.failure is not None
-        )
+            return
         self._open_all(node)
-        if self.scenario.is_alone and log.failure is None and log.log_end < end:
-            raise Violation("offset reuse", f"{log!r} continues below {end}, and all below was acknowledged")
+        held = account.held[node.number]
+        if self.scenario.is_alone and log.failure is None and log.log_end < before.log_end:
+            raise Violation("offset reuse", f"{log!r} continues below {before.log_end}, and all below was acknowledged")
+        if held.harmed and not (log.damaged or log.failure or (node.store.damage_reports and log.is_unclean)):
+            held.harmed.clear()
+            try:
+                if log.log_start > before.log_start or log.log_end < before.log_end:
+                    raise Violation("durability", f"{log!r} was {before!r}")
+                self._check_content(node, account, log)
+            except Violation as violation:
+                raise Violation(
+                    "damage is reported",
+                    f"node {node.number} does not report that {lost[0]} to {lost[1]} are lost: {violation}",
+                ) from violation
         self.check_node(node)
-        return is_reported
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -157,6 +157,8 @@ def _check_retention(world: StorageWorld, account: Account, log: PartitionLog) -
         raise Violation("housekeeping keeps running", f"{log!r} has {sizes} bytes: {settings.retention_bytes} are kept")
     if settings.retention_ms == UNLIMITED:
         return
+    if account.was_compacted and segments[0].index.max_timestamp < 0:
+        return  # Only headers of producers are left in it: it is as old as its file.
     limit_ms = world.wall_ms() - settings.retention_ms - 2 * ROUNDS * ROUND_US // 1_000
     first = [sent for sent in account.batches if segments[0].base_offset <= sent.base < segments[1].base_offset]
     if first and all(sent.timestamp_ms < limit_ms for sent in first):

@@ -76,6 +76,8 @@ class Client:
     """As they were appended."""
     seen_ms: int = 0
     """The world's time of the last batch."""
+    is_silent: bool = False
+    """Whether it sends nothing new, so that others replace what it has written."""
 
     def truncated(self, end: int) -> None:
         """Send again what the log has lost: the next batch has the sequence of the first one that is gone."""
@@ -199,8 +201,15 @@ class Account:
             return True
         number = bisect_left(self.bases, start)
         return all(
-            self.ahead_ms - sent.aged_ms >= self.retention_ms for sent in self.batches[number:] if sent.next <= end
+            self.ahead_ms - sent.aged_ms >= self.retention_ms or (self.was_compacted and self._is_replaced(sent))
+            for sent in self.batches[number:]
+            if sent.next <= end
         )
+
+    def _is_replaced(self, sent: Sent) -> bool:
+        """Tell whether compaction may have removed all records of a batch: then retention does not see its time."""
+        latest = (self._latest.get(key or b"", (-1, None, 0))[0] for key, _ in sent.records)
+        return all(offset > at for at, offset in enumerate(latest, sent.base))
 
     def check_start(self, node: int, log: PartitionLog) -> None:
         """Compare a log that a start has found with what its node must have kept."""
@@ -379,6 +388,8 @@ class Account:
         first = self.at(log.segments[-1].base_offset)
         if first is None or first.base == header.base_offset:
             return
+        if self.was_compacted and self._is_replaced(first):
+            return  # A follower may have been sent a header without records and so without a time.
         age_ms = header.max_timestamp - first.timestamp_ms
         if age_ms > log.settings.segment_ms:
             raise Violation(
