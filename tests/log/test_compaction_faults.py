@@ -707,3 +707,43 @@ FUZZ_SEEDS = 300 if os.environ.get("WALSTREAM_TEST_ROUNDS") == "full" else 12
 @pytest.mark.parametrize("seed", range(FUZZ_SEEDS))
 def test_random_faults_lose_no_acknowledged_value(tmp_path: Path, seed: int) -> None:
     Fuzz(tmp_path, seed).run(200)
+
+
+def test_a_start_may_be_broken_off_after_it_has_finished_the_round_of_a_clean_stop() -> None:
+    """The checkpoint of the stop lists the segments from before the round: the next start compares nothing with it."""
+
+    def stopped() -> SimDisk:
+        disk = SimDisk(Random(1))
+        rig = PowerRig(disk, replicated=False)
+        partition = rig.topic(cleanup_policy="compact", min_cleanable_dirty_ratio="0.0")
+        for number in range(40):
+            rig.write(partition, "v" * 20, keys=[f"k{number % 3}"])
+        rig.settle()
+        rig.store.save_checkpoint(lambda _: None)
+        cleaner, saved = rig.store._rounds._cleaner, rig.store._saver.saved.partition(partition.key)
+        assert saved is not None
+        work = cleaner.plan(partition, saved.segment, rig.now_ms)
+        assert work is not None
+        cleaner.execute(work)
+        partition.gaps_below = work.reached
+        rig.store.save_checkpoint(lambda _: None)
+        cleaner.decide(work)
+        rig.store.close()
+        rig.store.mark_clean()
+        return disk
+
+    operations, is_over = 0, False
+    while not is_over:
+        disk = stopped()
+        disk.fuse = operations
+        try:
+            PowerRig(disk, replicated=False)
+            is_over = True
+        except PowerLost:
+            pass
+        disk.fuse = None
+        if operations % 2:
+            disk.crash()
+        partition = PowerRig(disk, replicated=False).store.partition("t", 0)
+        assert (partition.damaged, partition.is_unclean, partition.log_end) == ([], False, 40), operations
+        operations += 1

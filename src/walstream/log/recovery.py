@@ -344,6 +344,22 @@ def _open_segments(
     return segments
 
 
+def has_swaps(disk: Disk, folder: Path) -> bool:
+    """Tell whether a partition of any topic has a round of compaction to be put in place.
+
+    Then a start must not compare sizes with a checkpoint from before, nor may the next one, should this one be broken
+    off after that.
+    """
+    return any(
+        name.endswith(".swap")
+        for topic in disk.list(folder)
+        if "@" in topic
+        for partition in disk.list(folder / topic)
+        if partition.isdecimal()
+        for name in disk.list(folder / topic / partition)
+    )
+
+
 def finish_swaps(disk: Disk, folder: Path) -> None:
     """Complete or undo what compaction was doing.
 

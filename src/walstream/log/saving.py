@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from walstream.log import checkpoint as checkpoints
 from walstream.log.checkpoint import Checkpoint, PartitionCheckpoint
 from walstream.log.disk import Disk
@@ -46,6 +48,10 @@ class Saver:
         """Make a checkpoint durable, and remember that it is. Blocks."""
         self.saved_bytes = checkpoints.save(self._disk, self._path, state)
         self.saved = state
+
+    def doubt(self) -> None:
+        """Say durably that the last stop was not clean, before files change that the checkpoint lists. Blocks."""
+        self.write(msgspec.structs.replace(self.saved, clean=False))
 
     def save(self, done: Done) -> None:
         """Write a checkpoint of the state as it is now or later; `done` once it is durable."""

@@ -47,7 +47,7 @@ from walstream.log.opening import Opener
 from walstream.log.partition_log import PartitionLog
 from walstream.log.producers import PRODUCERS_MAX, Row
 from walstream.log.reading import ReadableLog
-from walstream.log.recovery import Recovered
+from walstream.log.recovery import Recovered, has_swaps
 from walstream.log.retention import Expired, Kept, find_expired, holds_more
 from walstream.log.rounds import Rounds
 from walstream.log.saving import Saver, States
@@ -148,10 +148,12 @@ class LogStore:
     # ── opening and closing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> None:
-        saved = self._saver.saved
         self._begin_reserve()
         rename_old_folders(self.disk, self._folder / "topics", self.catalogue.topics)
         self._trash.discard_strangers(self.catalogue.topics)
+        if self._saver.saved.clean and has_swaps(self.disk, self._folder / "topics"):
+            self._saver.doubt()
+        saved = self._saver.saved
         redo = self._journal.recover()
         recovered = Counter[str]()
         for topic in self.catalogue.topics.values():
