@@ -24,13 +24,11 @@ from walstream.errors import (
     WalstreamError,
 )
 from walstream.log.batch import parse_header
-from walstream.log.records import Record as LogRecord
-from walstream.log.records import build_batch
 from walstream.sim.checkers import Violation
 from walstream.sim.clock import EPOCH_MS, MS, SECOND, Clock
 from walstream.sim.disk import ERRORS
 from walstream.sim.storage_end import recover
-from walstream.sim.storage_model import NOTHING_FOREIGN, Account, Client, Held, Record, Sent
+from walstream.sim.storage_model import NOTHING_FOREIGN, Account, Client, Held, Record, Sent, encode
 from walstream.sim.storage_node import StorageNode
 from walstream.sim.storage_replication import Replication
 from walstream.sim.storage_scenario import FREE_BYTES, StorageScenario, draw_storage
@@ -237,18 +235,30 @@ class StorageWorld:
         return self.clock.random.choice(nodes) if nodes else None
 
     def _restart(self) -> None:
-        if (node := self._up()) is not None:
+        """Restart a node cleanly, at times after a short life that voids batches, or with a loss of power soon after.
+
+        The first records after a start are written over those of the last life.
+        """
+        node, chance = self._up(), self.clock.chance
+        if node is None:
+            return
+        lives = 2 if chance(0.3) else 1
+        for life in range(lives):
             self.stop_node(node)
             if not node.is_up:
                 self.start_node(node)
-        if node is not None and self.clock.chance(0.5):
-            # The first records after a start, on files that hold those of the last life.
+            if life == 0 and lives == 1 and chance(0.5):
+                return
             for _ in range(self.clock.between(1, 4)):
                 self._produce_somewhere()
                 self.pass_time(self.clock.between(*IDLE_US))
                 self.pulse()
-            if node.is_up:
-                (node.kill if self.clock.chance(0.3) else node.lose_power)()
+            if life + 1 < lives:
+                self._meet_full_disk()
+                self.pass_time(30 * MS)
+                self.pulse()
+        if node.is_up:
+            (node.kill if chance(0.3) else node.lose_power)()
 
     def _kill(self) -> None:
         if (node := self._up()) is not None:
@@ -522,7 +532,7 @@ class StorageWorld:
         self, node: StorageNode, account: Account, log: PartitionLog, client: Client | None, accepted: list[Sent]
     ) -> None:
         records, now_ms = self._records(account), self.wall_ms()
-        batch = _encode(records, now_ms, client)
+        batch = encode(records, now_ms, client)
         try:
             appended = log.append(memoryview(batch), now_ms=now_ms)
         except OutOfOrderSequence as error:
@@ -569,7 +579,7 @@ class StorageWorld:
         is_harmed = any(account.held[account.leader].harmed)
         if sent.base < max(log.log_start, account.start) or silent_ms > SAFE_SILENCE_MS or is_harmed:
             return  # It may be forgotten by now.
-        batch = _encode(list(sent.records), self.wall_ms(), client, sent)
+        batch = encode(list(sent.records), self.wall_ms(), client, sent)
         try:
             appended = log.append(memoryview(batch), now_ms=self.wall_ms())
         except OutOfOrderSequence as error:
@@ -783,14 +793,3 @@ class StorageWorld:
                 account.check_content(node.number, log)
             except (WalstreamError, OSError) as error:
                 raise Violation("committed segments stay readable", f"{log!r}: {error}") from error
-
-
-def _encode(records: list[Record], now_ms: int, client: Client | None, again: Sent | None = None) -> bytearray:
-    """Build a batch; `again`: as its producer has sent it before."""
-    producer: dict[str, int] = {}
-    if client is not None:
-        sequence = client.sequence if again is None else again.sequence
-        producer = {"producer_id": client.id, "producer_epoch": client.epoch, "base_sequence": sequence}
-    timestamp_ms = now_ms if again is None else again.timestamp_ms
-    made = [LogRecord(number, timestamp_ms, key, value) for number, (key, value) in enumerate(records)]
-    return build_batch(made, **producer)  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ from uuid import UUID
 from walstream.errors import CorruptLog
 from walstream.log.batch import BatchHeader, walk
 from walstream.log.partition_log import PartitionLog
-from walstream.log.records import iter_records
+from walstream.log.records import Record as LogRecord
+from walstream.log.records import build_batch, iter_records
 from walstream.sim.checkers import Violation
 
 READ_BYTES = 1 << 16
@@ -396,3 +397,14 @@ class Account:
                 "segment age",
                 f"{self.name}: {header.base_offset} went to the segment at {first.base}, which is {age_ms} ms old",
             )
+
+
+def encode(records: list[Record], now_ms: int, client: Client | None, again: Sent | None = None) -> bytearray:
+    """Build a batch; `again`: as its producer has sent it before."""
+    producer: dict[str, int] = {}
+    if client is not None:
+        sequence = client.sequence if again is None else again.sequence
+        producer = {"producer_id": client.id, "producer_epoch": client.epoch, "base_sequence": sequence}
+    timestamp_ms = now_ms if again is None else again.timestamp_ms
+    made = [LogRecord(number, timestamp_ms, key, value) for number, (key, value) in enumerate(records)]
+    return build_batch(made, **producer)  # type: ignore[arg-type]
