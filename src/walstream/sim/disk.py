@@ -15,6 +15,7 @@ number (`fail_after`), the disk can have a size (`capacity`), and open files are
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -126,7 +127,8 @@ class SimFile:
         inode = self._inode
         inode.modified_ms = disk.now_ms()
         disk.meet("write")
-        if disk.capacity is not None and position + len(data) - len(inode.data) > (free := disk.free):
+        grown = position + len(data) - len(inode.data)
+        if disk.capacity is not None and grown > (free := disk.free(grown)):
             _write(inode, position, data[: max(len(inode.data) - position, 0) + max(free, 0)])
             raise OSError(errno.ENOSPC, "No space left on device")
         if disk.is_full and position + len(data) > len(inode.data):
@@ -244,13 +246,20 @@ class SimDisk:
         else:
             del self._opened[id(inode)]
 
-    @property
-    def free(self) -> int:
-        """The bytes left on a disk with a capacity. A file that was removed keeps its space until it is closed."""
+    def free(self, wanted: int | None = None) -> int:
+        """Return the bytes left on a disk with a capacity. A file that was removed keeps its space until it is closed.
+
+        Files that only a cycle of garbage holds are closed first, unless there is as much as `wanted` anyway: what a
+        run does must not depend on when the collector comes by.
+        """
         assert self.capacity is not None
-        inodes = {id(inode): inode for _, inode in self.files()}
-        inodes.update((number, inode) for number, (inode, _) in self._opened.items())
-        return self.capacity - self.ballast - self.reserve_bytes - sum(len(inode.data) for inode in inodes.values())
+        named = {id(inode): len(inode.data) for _, inode in self.files()}
+        left = self.capacity - self.ballast - self.reserve_bytes - sum(named.values())
+        removed = sum(len(inode.data) for number, (inode, _) in self._opened.items() if number not in named)
+        if removed and (wanted is None or left - removed < wanted):
+            gc.collect()
+            removed = sum(len(inode.data) for number, (inode, _) in self._opened.items() if number not in named)
+        return left - removed
 
     def is_cold(self) -> bool:
         """Decide whether a page has to be fetched."""
@@ -321,7 +330,7 @@ class SimDisk:
     def keep_reserve(self, size: int) -> bool:
         """Set space aside, unless the disk is full; once it was set aside, it lasts for every durable write."""
         if self.capacity is not None:
-            if self.free + self.reserve_bytes < size:
+            if self.free() + self.reserve_bytes < size:
                 self.is_reserve_spent = self.is_reserve_spent or not self.reserve_bytes
                 return False
             self.reserve_bytes = max(size, self.reserve_bytes)
@@ -384,7 +393,9 @@ class SimDisk:
         """Fail to replace a small file, or spend the reserve for it if it has to be durable."""
         try:
             self.meet("replace")
-            if self.capacity is not None and (len(data) > self.free or (self.is_reserve_spent and not durable)):
+            if self.capacity is not None and (
+                len(data) > self.free(len(data)) or (self.is_reserve_spent and not durable)
+            ):
                 raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             if error.errno != errno.ENOSPC or not durable or not self.has_reserve or self.is_reserve_spent:
@@ -457,7 +468,7 @@ class SimDisk:
     def free_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.
         """Return how much may still be written."""
         if self.capacity is not None:
-            return max(self.free, 0)
+            return max(self.free(), 0)
         return 0 if self.is_full else FREE_BYTES
 
     def size_bytes(self, path: Path) -> int:  # noqa: ARG002  The interface has it.

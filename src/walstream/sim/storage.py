@@ -112,7 +112,7 @@ class StorageWorld:
             self._open_all(node)
         if scenario.capacity:
             for node in self.nodes:
-                node.disk.ballast = max(node.disk.free - FREE_BYTES, 0)
+                node.disk.ballast = max(node.disk.free() - FREE_BYTES, 0)
         self.pass_time(10 * MS)
         self.settle_roles()
         names, weights = list(scenario.weights), list(scenario.weights.values())
