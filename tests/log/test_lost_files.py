@@ -548,3 +548,19 @@ def test_a_partition_that_returns_from_a_full_disk_keeps_files_below_a_start_tha
         rig.disk.crash()
         reopened = rig.again().store.partition("t", 0)
         assert (reopened.damaged, reopened.is_unclean, reopened.log_end) == ([], False, 20)
+
+
+def test_the_lost_end_of_a_compacted_log_is_no_gap_before_what_the_journal_has():
+    """One sync failed, so the journal is kept; then the file, which the checkpoint knows to be synced, loses its end."""
+    rig = PowerRig(SimDisk(Random(1)), replicated=False)
+    partition = rig.topic(cleanup_policy="compact")
+    for number in range(3):
+        rig.write(partition, f"{number}", keys=[f"k{number}"])
+    rig.settle()
+    rig.write(partition, "3", keys=["k3"])
+    rig.store.save_checkpoint(lambda error: None)
+    rig.disk.open(partition.segments[0].path).truncate(0)
+    rig = rig.again()
+    reopened = rig.store.partition("t", 0)
+    assert (reopened.damaged, reopened.log_end, reopened.is_unclean) == ([(0, 3)], 4, True)
+    assert rig.store.damage_reports

@@ -58,9 +58,12 @@ class Scan:
     monotonic_ms: int
     durable_end: int
     """Everything below was known to be durable, or visible: nothing of it is a write that was torn."""
+    checked_end: int = 0
+    """Everything below was synced in the files when the checkpoint was saved: what is missing there is no gap."""
 
     def run(self, known: PartitionCheckpoint) -> None:
         """Check everything from the checkpoint on, then append what only the journal has."""
+        self.checked_end = known.offset
         segments = self.found.segments
         first = next((i for i, segment in enumerate(segments) if segment.base_offset == known.segment), 0)
         position = known.position
@@ -145,6 +148,10 @@ class Scan:
     def _may_have_gaps(self) -> bool:
         """Whether there may be gaps above `gaps_below`, too."""
         return self.is_compacted or self.found.takes_gaps
+
+    def _takes_gap_at(self, offset: int) -> bool:
+        """Tell whether the journal's next batch may stand behind a gap that begins at `offset`."""
+        return self._may_have_gaps and offset >= self.checked_end
 
     def _rule(self, end: int) -> Rule:
         gaps_below = OFFSET_MAX if self._may_have_gaps else self.found.gaps_below
@@ -260,7 +267,7 @@ class Scan:
         That is the end of the log, or a later offset: in a log with gaps, or where what came before is lost.
         """
         base = self.found.log_end
-        if base not in self.redo and (self._may_have_gaps or after_loss):
+        if base not in self.redo and (self._takes_gap_at(base) or after_loss):
             base = min((offset for offset in self.redo if offset > base), default=base)
         return base if self._has_redo(base, end) else None
 
@@ -280,7 +287,7 @@ class Scan:
             batch = self._redone(base)
             header: BatchHeader = parse_header(batch)
             segment = found.segments[-1]
-            is_after_loss = base > max(found.log_end, found.gaps_below) and not self._may_have_gaps
+            is_after_loss = base > max(found.log_end, found.gaps_below) and not self._takes_gap_at(found.log_end)
             if is_after_loss:
                 segment.file_to_write()  # Even if it is empty: the next start looks for it.
                 found.is_unclean = True
