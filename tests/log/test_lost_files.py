@@ -551,7 +551,7 @@ def test_a_partition_that_returns_from_a_full_disk_keeps_files_below_a_start_tha
 
 
 def test_the_lost_end_of_a_compacted_log_is_no_gap_before_what_the_journal_has():
-    """One sync failed, so the journal is kept; then the file, which the checkpoint knows to be synced, loses its end."""
+    """One sync failed, so the journal is kept; then the file, known to the checkpoint as synced, loses its end."""
     rig = PowerRig(SimDisk(Random(1)), replicated=False)
     partition = rig.topic(cleanup_policy="compact")
     for number in range(3):

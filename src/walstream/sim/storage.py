@@ -415,7 +415,7 @@ class StorageWorld:
 
         def take() -> None:
             if not self.scenario.is_catalogue_blocking:
-                store.change(plan, taken)
+                store.changes.submit(plan, taken)
                 return
             try:
                 store.take_over(self.version, list(self.topics.values()))
