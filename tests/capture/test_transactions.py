@@ -242,9 +242,28 @@ def test_a_message_outside_of_transactions_stands_alone(tmp_path: Path) -> None:
     assembler = Assembler(Budget(PLENTY), lambda: SpillFile(tmp_path), sent_at_us=lambda data: 42)
     assembler.feed([sender.message(160, "note", b"\xff", transactional=False)])
     (transaction,) = take(assembler)
-    assert (transaction.xid, transaction.commit_lsn, transaction.end_lsn) == (0, 160, 161)
+    assert (transaction.xid, transaction.commit_lsn, transaction.end_lsn) == (0, 159, 160)
     assert transaction.commit_time_us == 42
     assert changes([transaction])[0].after == {"prefix": "note", "content": "\\xff"}
+
+
+def test_a_commit_right_behind_a_message_is_later_than_the_message(assembler: Assembler) -> None:
+    """`LogicalMessage.lsn` is where the message's record ends: there the COMMIT record begins."""
+    stream = [
+        sender.message(160, "note", b"", transactional=False),
+        sender.begin(7, 160),
+        sender.relation(1, "t"),
+        sender.insert(1, "a"),
+        sender.commit(160, 200),
+    ]
+    assembler.feed(stream)
+    message, transaction = take(assembler)
+    assert message.commit_lsn < message.end_lsn <= transaction.commit_lsn
+
+    # The message is durable, and the transaction is sent again.
+    assembler.skip_before(message.end_lsn)
+    assembler.feed(stream)
+    assert [found.xid for found in take(assembler)] == [7]
 
 
 def test_a_prepared_transaction_is_refused(assembler: Assembler) -> None:

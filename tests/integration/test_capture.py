@@ -133,6 +133,30 @@ def test_a_heartbeat_moves_a_slot_that_nothing_else_moves(
         wait_until(lambda: confirmed(database) > before, "the heartbeat is confirmed")
 
 
+@pytest.mark.parametrize("engine", ["streaming", "polling"])
+def test_a_message_right_before_a_commit_costs_no_transaction(
+    database: Database, node: NodeProcess, tmp_path: Path, engine: str
+) -> None:
+    """A message that does not wait for its transaction is durable before the COMMIT record behind it is read."""
+    make_table(database)
+    given = settings(database, node, source__postgres__engine=engine, source__postgres__poll_interval_ms=50)
+    capture = CaptureProcess(tmp_path, given)
+    log = Log(node, database, capture)
+    with capture.running():
+        log.wait_for_snapshots("public.t")
+        for number in range(10):
+            with database.connection.transaction():
+                database.execute("insert into t values (%s, 'x')", [number])
+                ((end,),) = database.execute("select pg_logical_emit_message(false, 'note', '')::text")
+                if number % 2:
+                    wait_until(lambda end=end: confirmed(database) >= Lsn.parse(end), "the message is confirmed")
+        log.wait()
+        assert_same(node, database)
+    with LogReader(node.address, database.name) as reader:
+        facts = [row.facts.commit_lsn for row in reader.rows(list(reader.points()))]
+    assert len(set(facts)) == len(facts) == 20, "each row and each message has a position of its own"
+
+
 def test_a_stalled_log_starves_no_keepalive(make_postgres: MakePostgres, make_node: MakeNode, tmp_path: Path) -> None:
     """The sink is frozen for five times wal_sender_timeout, with more rows waiting than the producer's queue holds."""
     server, node = make_postgres(18, wal_sender_timeout="2s"), make_node()

@@ -226,11 +226,14 @@ class Assembler:
             assembly.release()
 
     def _message_alone(self, message: LogicalMessage, data: bytes, start: int) -> None:
-        """Make a message outside of any transaction a transaction of its own, at the place of its WAL record."""
+        """Make a message outside of any transaction one of its own, which commits with its last byte.
+
+        `message.lsn` is where the record ends, and a COMMIT record may begin right there: it must still count as later.
+        Where the message's record begins is not sent, but its last byte belongs to no other record.
+        """
         alone = Assembly(0, self._budget)
         alone.extend(0, [data[start:]])
-        # Where the record ends is not said; no other record begins before the next byte.
-        self._complete(alone, message.lsn, Lsn(message.lsn + 1), self._sent_at_us(data))
+        self._complete(alone, Lsn(message.lsn - 1), message.lsn, self._sent_at_us(data))
 
     def _complete(self, assembly: Assembly, commit_lsn: Lsn, end_lsn: Lsn, commit_time_us: int) -> None:
         relations = self._relations

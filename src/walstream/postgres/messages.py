@@ -96,7 +96,10 @@ class Truncate(NamedTuple):
 
 
 class LogicalMessage(NamedTuple):
-    """What somebody wrote with pg_logical_emit_message; outside of a transaction it comes at once."""
+    """What somebody wrote with pg_logical_emit_message; outside of a transaction it comes at once.
+
+    `lsn` is where its WAL record ends, which may be where the next record begins.
+    """
 
     xid: int | None
     transactional: bool
