@@ -44,6 +44,15 @@ def test_a_slot_that_is_ahead_of_the_log_stops_it() -> None:
     assert not failure.value.retryable
 
 
+def test_a_server_whose_wal_ends_below_what_we_hold_stops_it() -> None:
+    assert resume(LAST, None, source(900)._replace(flushed=Lsn(1000))) is LAST
+    with pytest.raises(HistoryForked, match=r"WAL ends at 0/3E7; .* up to 0/3E8") as failure:
+        resume(LAST, None, source(900)._replace(flushed=Lsn(999)))
+    assert codes(failure.value).exit == 5
+    assert "--new-epoch" in failure.value.hint
+    assert resume(LAST, None, source(900)._replace(flushed=Lsn(999)), new_epoch=True).end_lsn == 900
+
+
 def test_another_cluster_stops_it() -> None:
     with pytest.raises(HistoryForked, match=r"7001.*7002"):
         resume(LAST, None, source(system="7002"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,47 @@ def test_another_cluster_stops_it(
         other.execute("select pg_create_logical_replication_slot('walstream', 'pgoutput')")
         again = CaptureProcess(tmp_path, settings_of(other.server, node, capture__prefix=database.name))
         assert_refuses(again, "The log was written from the PostgreSQL cluster")
+
+
+@pytest.mark.parametrize("engine", ["streaming", "polling"])
+def test_a_server_that_was_restored_from_its_disk_stops_it(
+    make_postgres: MakePostgres, node: NodeProcess, tmp_path: Path, engine: str
+) -> None:
+    """System identifier, timeline and slot come back with the disk; the WAL behind the copy does not."""
+    server, prefix = make_postgres(18), f"restored-{engine}"
+    given = settings_of(server, node, capture__prefix=prefix, source__postgres__engine=engine)
+    capture = CaptureProcess(tmp_path, given)
+    data, saved = server.folder / "data", server.folder / "saved"
+    with on(server) as database:
+        make_table(database, rows=1)
+        with capture.running():
+            wait_until(lambda: _rows_total(node, prefix) == 1, "the snapshot")
+        database.connection.close()
+        server.stop()
+        subprocess.run(["cp", "-a", str(data), str(saved)], check=True)  # Keeps the owner.
+        server.start()
+        with capture.running():
+            database.execute("insert into t select n, repeat('x', 1000) from generate_series(2, 1000) n")
+            wait_until(lambda: _rows_total(node, prefix) == 1000, "the rows that the server will not have")
+        database.connection.close()
+        server.stop()
+        shutil.rmtree(data)
+        saved.rename(data)
+        server.start()
+        database.execute("insert into t values (1001, 'in the other history')")
+        assert_refuses(capture, "which this server does not have")
+        assert capture.generations() == 2, "the refused start writes nothing"
+        again = CaptureProcess(tmp_path, given, "--new-epoch", "--confirm", prefix)
+        with again.running():
+            wait_until(lambda: _snapshot_rows(node, prefix, epoch=2) == 2, "the table, read again")
+
+
+def _snapshot_rows(node: NodeProcess, prefix: str, epoch: int) -> int:
+    with LogReader(node.address, prefix) as reader:
+        point = reader.last_point()
+    assert point is not None
+    snapshot = point.snapshots.get(("public", "t"))
+    return -1 if snapshot is None or point.source_epoch != epoch else snapshot.rows
 
 
 def test_a_log_that_is_not_there_is_unreachable(database: Database, make_node: MakeNode, tmp_path: Path) -> None:

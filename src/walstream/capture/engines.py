@@ -135,13 +135,19 @@ def open_source(dsn: str, config: Config, spill_folder: Path) -> Opened:
     try:
         with connect(dsn) as connection:
             slot = catalogue.slot_facts(connection, settings.slot_name)
+            server = catalogue.server_facts(connection)
     except BaseException:
         source.close()
         raise
     if slot is None:
         source.close()
         raise SlotMissing(f"The slot {settings.slot_name} was dropped just now.")
-    return Opened(source, identity._replace(slot=settings.slot_name, confirmed_flush=slot.confirmed_flush or ZERO))
+    state = identity._replace(
+        slot=settings.slot_name,
+        confirmed_flush=slot.confirmed_flush or ZERO,
+        flushed=None if server.in_recovery else server.wal_end,
+    )
+    return Opened(source, state)
 
 
 def _identity(session: ReplicationSession) -> SourceState:

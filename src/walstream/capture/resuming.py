@@ -32,6 +32,10 @@ class SourceState(NamedTuple):
     """Where the ancestors of the timeline ended; None when the server does not tell."""
     slot: str
     confirmed_flush: Lsn
+    flushed: Lsn | None = None
+    """Where the server's WAL ends, asked after it sent all that the log has. None for a standby: after a restart it may
+    first have to replay what it has sent before.
+    """
 
     def origin(self, instance: str) -> Origin:
         """Return what an `open` says of it."""
@@ -48,6 +52,12 @@ def resume(last: Point | None, opened: OpenRecord | None, source: SourceState, *
         return _begin(last.source_epoch + 1, source.confirmed_flush, last)
     if last.origin is not None:
         _check_origin(last.origin, last.end_lsn, source)
+    if source.flushed is not None and source.flushed < last.end_lsn:
+        raise HistoryForked(
+            f"The server's WAL ends at {source.flushed}; the log holds transactions up to {last.end_lsn}, which this "
+            "server does not have.",
+            f"The server was restored to an earlier moment, or its disk lost WAL. Readers have seen them. {_NEW_EPOCH}",
+        )
     if source.confirmed_flush > last.end_lsn:
         raise SourceForgot(
             f"The slot {source.slot} is confirmed up to {source.confirmed_flush}, the log holds everything up to "
