@@ -53,6 +53,14 @@ def encoded(entry: WalEntry) -> bytes:
     return WalBatch(entries=[entry]).SerializeToString()
 
 
+def test_a_message_that_repeats_headers_of_capture_keeps_its_place() -> None:
+    """Earlier versions wrote such records: capture's own headers come first."""
+    said = [("gen", b"7"), ("gen", b"9"), ("commit_lsn", b"1")]
+    headers = [Header(name=name, value=value) for name, value in said]
+    entry = encoded(WalEntry(value=b"{}", headers=headers, commit_lsn=100, seq=2, txid=5, committed_at_ms=6))
+    assert tell(entry) == (b"7", NO_SNAPSHOT, 100, 2, 5, 6)
+
+
 @settings(deadline=None)
 @given(rows())
 def test_rows_say_the_same_read_fast_and_slowly(row: tuple[bytes, RowFacts, int]) -> None:

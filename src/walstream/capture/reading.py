@@ -28,6 +28,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from walstream.capture.chain import Chain
 from walstream.capture.commit_points import CommitRecord, Point, RowFacts, Span, decode
 from walstream.capture.kafka import OF_GROUPS, LogAddress
+from walstream.capture.provenance import READ_OP
 from walstream.capture.topics import Topics
 from walstream.errors import CorruptCommits, DataLoss, UnreachableError
 from walstream.positions import Lsn, TopicPartition
@@ -279,17 +280,30 @@ class _Envelope(msgspec.Struct):
     source: _Source
 
 
+_READ: Final = READ_OP.encode()
 _envelope = msgspec.json.Decoder(_Envelope)
 
 
 def row_of(partition: TopicPartition, message: Message) -> Row | None:
     """Return a record with the facts that the rule asks for; None for one that capture did not write."""
-    headers = {name: value for name, value in _headers(message) if isinstance(value, bytes)}
+    headers = first_of_each(_headers(message))
     key, value, offset = message.key(), message.value(), message.offset()
     facts = facts_of(headers, value)
     if facts is None or offset is None:
         return None
     return Row(partition, offset, key, value, headers, facts)
+
+
+def first_of_each(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    """Return headers by name, of those with the same name the first.
+
+    Capture writes its own before those of a message, which earlier versions let a message repeat.
+    """
+    found: dict[str, bytes] = {}
+    for name, value in headers:
+        if value is not None:
+            found.setdefault(name, value)
+    return found
 
 
 def facts_of(headers: Mapping[str, bytes], value: bytes | None) -> RowFacts | None:
@@ -299,7 +313,8 @@ def facts_of(headers: Mapping[str, bytes], value: bytes | None) -> RowFacts | No
             source = _envelope.decode(value or b"").source
             snapshot = source.snapshot if isinstance(source.snapshot, str) else None
             return RowFacts(source.gen, Lsn(source.commit_lsn), snapshot)
-        named = headers.get("snapshot")
+        # Earlier versions let the message of any row bring this header. The feed's entries do not have `op`.
+        named = headers.get("snapshot") if headers.get("op", _READ) == _READ else None
         return RowFacts(int(headers["gen"]), Lsn(int(headers["commit_lsn"])), named.decode() if named else None)
     except (KeyError, ValueError):
         return None

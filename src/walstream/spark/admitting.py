@@ -2,7 +2,7 @@
 
 Owns the way from fetched records to batches; the rule is rule.py's, the columns are decoding.py's. Invariant: a record
 that does not belong neither becomes a row nor fails one that does, and after the last record the rows of every point
-were counted, or a DataLoss is raised.
+were counted, or a DataLoss is raised. Rows of another table in the topic are counted, because the points count them.
 
 The usual chunk is parsed whole and the rule applied to its columns. A chunk that cannot be parsed whole (records that
 nobody of ours wrote, rows of a snapshot between those of the stream) is looked at record by record first; what belongs
@@ -21,7 +21,7 @@ from confluent_kafka import Message
 
 from walstream.capture.commit_points import RowFacts
 from walstream.capture.provenance import OLD_KEY
-from walstream.capture.reading import facts_of
+from walstream.capture.reading import facts_of, first_of_each
 from walstream.errors import DataLoss
 from walstream.spark.decoding import COUNTED, Decoder, NotEnvelopes, Parsed, is_of_snapshot
 from walstream.spark.layouts import Layout
@@ -92,6 +92,7 @@ class RangeDecoder:
             parsed = self._decoder.parse(layout, part.values, of_snapshot=self._of_snapshot)
             mask, index = self._admit(part.offsets, parsed)
             counted += self._spans.counts(mask, index)
+            mask = mask & self._decoder.of_table(parsed).to_numpy(zero_copy_only=False)
             if mask.any():
                 batches.append(self._finish(layout, part, parsed, mask))
         self._counted += counted
@@ -104,7 +105,14 @@ class RangeDecoder:
         return self._decoder.finish(layout, parsed, part.values, lambda number: _old_key(part.messages[number]))
 
     def _admit(self, offsets: Numbers, parsed: Parsed) -> tuple[Mask, Numbers]:
+        """Apply the rule to what the values say. Raises NotEnvelopes.
+
+        Headers would come first, but reading them takes longer than parsing the row; capture writes no messages into
+        the topics of tables, and who can write there by other means can make envelopes without such headers, too.
+        """
         source = parsed.source
+        if source["gen"].null_count:
+            raise NotEnvelopes  # JSON, but no envelope: a message, whose headers say whether it is counted.
         wanted = self._spans.snapshot if self._of_snapshot else False
         is_ours = pc.fill_null(pc.equal(source["snapshot"], pa.scalar(wanted)), False)
         return self._spans.admit(
@@ -130,7 +138,7 @@ class RangeDecoder:
                 continue
             counted[place] += 1
             # A record whose facts are in its headers is a tombstone: it counts, and it is no row.
-            if "gen" not in headers:
+            if "gen" not in headers and self._decoder.is_of_table(chunk.values[number]):
                 admitted.append(number)
         self._counted += counted
         if not admitted or self._range.is_counting:
@@ -178,8 +186,7 @@ def _numbers(column: pa.Array) -> Numbers:
 
 
 def _headers(message: Message) -> dict[str, bytes]:
-    found = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-    return {name: value for name, value in found if value is not None}
+    return first_of_each(cast("list[tuple[str, bytes | None]]", message.headers() or []))
 
 
 def _old_key(message: Message) -> bytes | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -34,6 +35,8 @@ SOURCE: Final[Mapping[str, pa.DataType]] = {
     "schema_version": pa.int32(),
     "unchanged": pa.list_(pa.field("element", pa.string())),
 }
+TABLE: Final[Mapping[str, pa.DataType]] = {"schema": pa.string(), "table": pa.string()}
+"""What of `source` says whose row it is."""
 COUNTED: Final = ("gen", "commit_lsn")
 """What of `source` the rule asks, beside the snapshot."""
 
@@ -44,6 +47,18 @@ _SNAPSHOT: Final = b'"snapshot":'
 _QUOTE: Final = ord('"')
 _META_NAMES: Final = frozenset(META.names)
 _MILLISECOND_US: Final = 1_000
+
+
+class _TableSource(msgspec.Struct):
+    schema: str
+    table: str
+
+
+class _OfTable(msgspec.Struct):
+    source: _TableSource
+
+
+_of_table: Final = msgspec.json.Decoder(_OfTable).decode
 
 
 class NotEnvelopes(Exception):
@@ -72,6 +87,7 @@ class Decoder:
         """Take the schema of the batches (columns of `wanted`, then META), and what rows may be written under."""
         self.schema = schema
         self._table, self._key = wanted.name, wanted.key
+        self._name = (wanted.schema, wanted.table)
         fields = [field for field in schema if field.name not in _META_NAMES]
         self._layouts = layouts(versions, wanted, fields)
         first = next(iter(self._layouts.values()))
@@ -93,6 +109,19 @@ class Decoder:
                 raise NotEnvelopes
             yield layout, numbers
 
+    def of_table(self, parsed: Parsed) -> Any:
+        """Return a mask of the rows of this table: another one's may lie in the same topic."""
+        masks = [pc.equal(parsed.source[field], name) for field, name in zip(TABLE, self._name, strict=True)]
+        return pc.fill_null(pc.and_(*masks), False)
+
+    def is_of_table(self, value: bytes) -> bool:
+        """Tell the same of one value."""
+        try:
+            source = _of_table(value).source
+        except msgspec.DecodeError:
+            return False
+        return (source.schema, source.table) == self._name
+
     def decode(self, values: Sequence[bytes]) -> list[pa.RecordBatch]:
         """Decode envelopes that all belong; those of each version, and of a snapshot, come together.
 
@@ -113,7 +142,12 @@ class Decoder:
             return self.finish_plainly(layout, values)
 
     def parse(
-        self, layout: Layout | None, values: Sequence[bytes], *, of_snapshot: bool, names: Sequence[str] = tuple(SOURCE)
+        self,
+        layout: Layout | None,
+        values: Sequence[bytes],
+        *,
+        of_snapshot: bool,
+        names: Sequence[str] = (*SOURCE, *TABLE),
     ) -> Parsed:
         """Parse envelopes; without a layout nothing but their source. Raises pyarrow.ArrowInvalid, NotEnvelopes."""
         try:
@@ -265,7 +299,7 @@ class Decoder:
     def _parse_schema(
         self, layout: Layout | None, names: tuple[str, ...], of_snapshot: bool, has_deletes: bool
     ) -> pa.Schema:
-        block = [pa.field(name, SOURCE[name]) for name in names]
+        block = [pa.field(name, kind) for name, kind in {**SOURCE, **TABLE}.items() if name in names]
         block.append(pa.field("snapshot", pa.string() if of_snapshot else pa.bool_()))
         fields = [pa.field("source", pa.struct(block))]
         if layout is not None:

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from walstream.capture.commit_points import Span
 from walstream.capture.escaping import quoted_name
-from walstream.capture.reading import facts_of
+from walstream.capture.reading import facts_of, first_of_each
 from walstream.feed.wal_pb2 import WalBatch
 
 NO_SNAPSHOT: Final = b"false"
@@ -52,7 +52,7 @@ def tell(entry: bytes) -> Facts | None:
 def tell_slowly(entry: bytes) -> Facts | None:
     """Return the same, however the record is made."""
     (message,) = WalBatch.FromString(entry).entries
-    headers = {header.name: header.value for header in message.headers}
+    headers = first_of_each((header.name, header.value) for header in message.headers)
     if "gen" in headers and message.commit_lsn:
         headers["commit_lsn"] = b"%d" % message.commit_lsn
     facts = facts_of(headers, message.value)
