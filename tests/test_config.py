@@ -267,6 +267,11 @@ class TestStreams:
     def test_a_wrong_one_says_what_is_wrong(self, change: dict[str, object], said: str) -> None:
         assert said in refuse(streams=[{**STREAM, **change}]).message
 
+    def test_headers_that_capture_writes_are_refused(self) -> None:
+        for name in ("tenant", "gen", "__debezium.newkey"):
+            refused = refuse(streams=[{**STREAM, "outbox_header_columns": ["trace", name]}])
+            assert f"{name}: capture writes a header of that name" in refused.message
+
     def test_tenant(self) -> None:
         assert load(overrides={"capture.tenant": "column:owner"}).config.capture.tenant == "column:owner"
         assert "needs the name of a column" in refuse(capture__tenant="column:").message

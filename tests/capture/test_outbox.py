@@ -7,7 +7,7 @@ import pytest
 from capture import wal
 from capture.wal import Col, Table, delete, insert, update
 from walstream.capture.streams import Streams
-from walstream.config import StreamRule
+from walstream.config import RESERVED_HEADERS, StreamRule
 from walstream.errors import ConfigError, DecodeError
 
 COLUMNS = (
@@ -90,6 +90,48 @@ def test_a_template_does_not_lead_into_captures_own_topics_either() -> None:
         outbox(OUTBOX.model_copy(update={"topic": "{prefix}.{route}"})).render(
             insert(b"u", b"commits", b"1", b"{}", None)
         )
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_HEADERS), "__debezium.oldkey"])
+def test_a_message_brings_no_header_of_captures_own(name: str) -> None:
+    row = insert(b"u", b"orders", b"1", b"{}", b'{"trace": "x", "%b": "7"}' % name.encode())
+    with pytest.raises(DecodeError, match=f"meta has a member '{name}'"):
+        outbox().render(row)
+    with pytest.raises(DecodeError, match=f"meta has a member '{name}'"):
+        outbox().snapshot(wal.copy_line(b"u", b"orders", b"1", b"{}", b'{"%b": "7"}' % name.encode()))
+
+
+@pytest.mark.parametrize(
+    ("template", "route", "is_refused"),
+    [
+        ("{prefix}.{route}", b"public.users", True),
+        ("{prefix}.{route}", b"published.later", True),
+        ("{prefix}.{route}", b"orders", False),
+        ("{prefix}.{schema}.{route}", b"users", True),
+        ("{prefix}.{schema}.{route}", b"t", True),
+        ("{prefix}.{schema}.{route}", b"created", False),
+        ("{prefix}.{route}", b"commits", True),
+        ("", b"__consumer_offsets", True),
+    ],
+)
+def test_a_message_does_not_go_into_the_topic_of_a_table(template: str, route: bytes, is_refused: bool) -> None:
+    table = outbox(OUTBOX.model_copy(update={"topic": template}), StreamRule())
+    table.streams.meet([("public", "users")])
+    row = insert(b"u", route, b"1", b"{}", None)
+    if is_refused:
+        with pytest.raises(DecodeError, match="topic"):
+            table.render(row)
+    else:
+        assert len(table.render(row)) == 2
+
+
+def test_a_topic_that_a_new_table_has_takes_no_more_messages() -> None:
+    table = outbox(OUTBOX.model_copy(update={"topic": "{prefix}.{schema}.{route}"}), StreamRule())
+    row = insert(b"u", b"users", b"1", b"{}", None)
+    assert len(table.render(row)) == 2
+    table.streams.meet([("public", "users")])
+    with pytest.raises(DecodeError, match="the topic of a table"):
+        table.render(row)
 
 
 def test_a_missing_column_is_a_mistake_in_the_configuration() -> None:

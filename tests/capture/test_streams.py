@@ -131,6 +131,27 @@ def test_capture_keeps_its_own_topics() -> None:
             table(StreamRule(topic=topic)).render()
 
 
+def test_a_rule_does_not_lead_into_the_topic_of_another_table() -> None:
+    rule = StreamRule(table="public.other", topic="{prefix}.public.t")
+    mixed = "public.other would go to ws.public.t, the topic of the table public.t"
+    streams = Streams("ws", (StreamRule(), rule))
+    streams.meet([("public", "t")])
+    with pytest.raises(ConfigError, match=mixed):
+        Table(ID, name="other", streams=streams).render()
+
+    streams = Streams("ws", (StreamRule(), rule))
+    Table(ID, name="other", streams=streams).render()
+    with pytest.raises(ConfigError, match=mixed):
+        Table(ID, streams=streams).render()
+
+
+def test_tables_may_share_a_topic_that_is_no_tables_own() -> None:
+    streams = Streams("ws", (StreamRule(topic="{prefix}.everything"), StreamRule(table="*.leaf*", topic="ws.public.t")))
+    streams.meet([("public", "t"), ("public", "leaf1"), ("public", "leaf2")])
+    for name in ("leaf1", "leaf2", "t"):
+        Table(ID, name=name, streams=streams).render()
+
+
 def test_names_that_kafka_does_not_allow_stay_apart() -> None:
     names = [
         "a b",

@@ -213,6 +213,61 @@ def test_only_one_capture_reads_a_slot(database: Database, node: NodeProcess, tm
         assert second.generations() == 0, "whoever does not hold the slot opens no generation"
 
 
+OUTBOX = {
+    "table": "public.outbox",
+    "format": "outbox",
+    "topic": "{prefix}.{schema}.{route}",
+    "outbox_header_columns": ["headers"],
+    "operations": ["insert", "snapshot"],
+}
+MESSAGES = """
+create table outbox (id int primary key, aggregatetype text, aggregateid text, payload text, headers json)
+"""
+
+
+@pytest.mark.parametrize(
+    ("route", "headers"),
+    [
+        ("a", '{"gen": "999"}'),
+        ("a", '{"commit_lsn": "1"}'),
+        ("a", '{"snapshot": "x"}'),
+        ("a", '{"tenant": "b"}'),
+        ("t", "{}"),
+        ("outbox", "{}"),
+    ],
+)
+def test_a_message_that_would_mislead_readers_is_a_dead_letter(
+    database: Database, node: NodeProcess, tmp_path: Path, route: str, headers: str
+) -> None:
+    make_table(database, rows=1)
+    database.execute(MESSAGES)
+    given = settings(database, node, capture__on_decode_error="dead_letter", capture__tenant="mine")
+    capture = CaptureProcess(tmp_path, given, "--set", f"streams={json.dumps([{}, OUTBOX])}")
+    log = Log(node, database, capture)
+    with capture.running():
+        log.wait_for_snapshots("public.t", "public.outbox")
+        database.execute("insert into outbox values (1, %s, 'k', 'bad', %s)", [route, headers])
+        database.execute("insert into outbox values (2, 'a', 'k', 'good', '{}')")
+        log.wait()
+    with LogReader(node.address, database.name) as reader:
+        rows = list(reader.rows(list(reader.points())))
+    dead = [row for row in rows if row.partition.topic == f"{database.name}.dead_letter"]
+    assert len(dead) == 1
+    assert b"bad" in (dead[0].value or b"")
+    assert [row.value for row in rows if row.partition.topic == f"{database.name}.public.a"] == [b"good"]
+    assert {row.headers["tenant"] for row in rows if row not in dead} == {b"mine"}
+
+
+def test_rows_of_another_table_do_not_go_into_a_tables_topic(
+    database: Database, node: NodeProcess, tmp_path: Path
+) -> None:
+    make_table(database, rows=1)
+    database.execute("create table other (id bigint primary key, note text)")
+    rules = [{"table": "public.t"}, {"table": "public.other", "topic": "{prefix}.public.t"}]
+    capture = CaptureProcess(tmp_path, settings(database, node), "--set", f"streams={json.dumps(rules)}")
+    assert_refuses(capture, f"would go to {database.name}.public.t, the topic of the table public.t", 2)
+
+
 # -- what a restart does not mend ------------------------------------------------------------------------------------
 
 

@@ -8,18 +8,19 @@ messages that nobody has sent yet. Sans-IO.
     key column       the key: its text, null for none                        as its bytes, null for none
     header columns   a header each, by the column's name, unless null; json and jsonb objects: a header for each member
 
-A value has no `source`, so *the rule* is applied to what the headers say: `gen` and `snapshot` are among them.
+A value has no `source`, so *the rule* is applied to what the headers say: `gen` and `snapshot` are among them. A row
+with a header of such a name, or with a route into the topic of a table, is an error of that row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from walstream.capture.columns import unhex
 from walstream.capture.provenance import Context, Header, Output
-from walstream.config import StreamRule
+from walstream.config import StreamRule, is_reserved_header
 from walstream.errors import ConfigError
 from walstream.postgres.messages import Value
 from walstream.postgres.relations import RelationInfo
@@ -35,9 +36,17 @@ class Outbox:
     """Makes messages of the rows of one table by one rule."""
 
     def __init__(
-        self, rule: StreamRule, info: RelationInfo, types: Sequence[TypeInfo], topic_of: Callable[[str], str]
+        self,
+        rule: StreamRule,
+        info: RelationInfo,
+        types: Sequence[TypeInfo],
+        topic_of: Callable[[str], str],
+        table_topics: Collection[str],
     ) -> None:
-        """Take the rule, the table and what makes a topic of a route. Raises ConfigError when a column is missing."""
+        """Take the rule, the table, what makes a topic of a route, and a live view of the topics that tables have.
+
+        Raises ConfigError when a column is missing.
+        """
         numbers = {column.name: index for index, column in enumerate(info.columns)}
         wanted = (rule.outbox_route_column, rule.outbox_key_column, rule.outbox_payload_column)
         if missing := [name for name in (*wanted, *rule.outbox_header_columns) if name not in numbers]:
@@ -52,6 +61,7 @@ class Outbox:
         ]
         self._binary = {index for index, known in enumerate(types) if known.kind is Kind.BYTEA}
         self._topic_of = topic_of
+        self._table_topics = table_topics
         self._topics: dict[bytes, str] = {}
 
     def message(self, values: Sequence[Value], context: Context, headers: list[Header]) -> Output:
@@ -63,6 +73,8 @@ class Outbox:
             if len(self._topics) >= TOPICS_MAX:
                 self._topics.clear()
             topic = self._topics[route] = self._topic_of(route.decode())
+        if topic in self._table_topics:
+            raise ValueError(f"the message would go to {topic}, the topic of a table")
         own = [header for name, index, is_json in self._headers for header in _headers(name, values[index], is_json)]
         return (
             topic,
@@ -87,6 +99,8 @@ def _headers(name: str, value: Value, is_json: bool) -> list[Header]:
     members = json.loads(value) if is_json else None
     if not isinstance(members, dict):
         return [(name, value)]
+    if reserved := [member for member in members if is_reserved_header(member)]:
+        raise ValueError(f"{name} has a member {reserved[0]!r}, the name of a header that capture writes")
     return [
         (member, content.encode() if isinstance(content, str) else json.dumps(content, ensure_ascii=False).encode())
         for member, content in members.items()

@@ -70,10 +70,11 @@ class TableRenderer:
         self._converters = [converter(known) for known in types]
         self._objects: dict[tuple[int, ...], Callable[[Sequence[Value]], bytes]] = {}
         # All of them at once, so that a rule that cannot be is told before the first row.
+        streams.meet([(info.schema, info.table)])
         self._targets = {name: streams.targets(info, name) for name in ("insert", "update", "delete", "snapshot")}
         self._outboxes = {
             name: [
-                Outbox(rule, info, types, partial(streams.outbox_topic, rule, info))
+                Outbox(rule, info, types, partial(streams.outbox_topic, rule, info), streams.table_topics.keys())
                 for rule in streams.outbox_rules(info, name)
             ]
             for name in ("insert", "snapshot")

@@ -36,6 +36,7 @@ from walstream.config import Config
 from walstream.errors import DecodeError, WalstreamError
 from walstream.positions import Lsn
 from walstream.postgres import address as postgres_address
+from walstream.postgres import catalogue
 from walstream.postgres.messages import Relation
 from walstream.postgres.relations import RelationInfo
 from walstream.postgres.session import named
@@ -157,11 +158,14 @@ class Generation:
                 snapshot.look_now()
             return info
 
+        streams = Streams(capture.prefix, self._config.streams, capture.tenant)
+        published = questions.ask(lambda session: catalogue.publication_facts(session, postgres.publication_name))
+        streams.meet((table.schema, table.table) for table in (published.tables if published else ()))
         renderer = Renderer(
             database=postgres.database,
             source_epoch=self.ledger.source_epoch,
             generation=self.ledger.gen,
-            streams=Streams(capture.prefix, self._config.streams, capture.tenant),
+            streams=streams,
             types=schemas.types,
             describe=describe,
         )

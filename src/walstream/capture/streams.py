@@ -5,13 +5,14 @@ that matches a table gives its rows a destination; without any rule each table g
 
 Two tables never share a topic by accident: whatever Kafka does not allow in a topic's name, and a dot, which separates
 the parts of it, becomes `_`, and a hash of the true name is put behind. No rule leads into the topics that capture
-keeps for itself. A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. Sans-IO.
+keeps for itself, nor into a topic that another table has without a rule: readers take all rows there for that table's.
+A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. Sans-IO.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -60,6 +61,19 @@ class Streams:
         self._tenant = tenant
         self._internal = frozenset(f"{prefix}.{name}" for name in INTERNAL_TOPICS)
         self.message_topic = f"{prefix}.message"
+        self.table_topics: dict[str, tuple[str, str]] = {}
+        """The topics without a rule that rows of known tables go to, each with its table."""
+        self._taken: dict[str, tuple[str, str]] = {}
+        """The topics of rules, each with one of the tables whose rows go there."""
+
+    def meet(self, tables: Iterable[tuple[str, str]]) -> None:
+        """Keep the topics of these tables for them alone. Raises ConfigError when a rule leads other rows there."""
+        found = [name for name in tables if self.operations_of(*name)]
+        self.table_topics |= {self.topic(*name): name for name in found}
+        for name in found:
+            topic = self.topic(*name)
+            if (other := self._taken.get(topic, name)) != name:
+                raise _mixed(topic, other, name)
 
     def topic(self, schema: str, table: str) -> str:
         """Return the topic of a table without a rule."""
@@ -107,9 +121,12 @@ class Streams:
         template = rule.topic or _DEFAULT_OUTBOX_TOPIC
         topic = self._fill(template, info.schema, info.table, safe)
         # Whoever may write a row may not choose one of capture's own topics, nor a table's.
-        is_ours = topic in self._internal or (
-            topic.startswith(f"{self._prefix}.") and not template.startswith("{prefix}.")
-        )
+        is_ours = topic in self._internal or topic in self.table_topics or topic.startswith("__")
+        if topic.startswith(f"{self._prefix}."):
+            # Without any fixed text the route could also name a table that is published only later.
+            is_free = template.startswith("{prefix}.{route}")
+            is_ours |= not template.startswith("{prefix}.")
+            is_ours |= is_free and topic.removeprefix(f"{self._prefix}.").count(".") == 1
         if is_ours or topic in {".", ".."} or len(topic) > TOPIC_CHARACTERS_MAX:
             raise ValueError(f"{rule.outbox_route_column} names the topic {topic!r}, which is not for messages")
         return topic
@@ -143,6 +160,10 @@ class Streams:
                 f"The rows of {info.schema}.{info.table} would go to {topic}, which capture keeps for itself.",
                 "Give them another topic in [[streams]], or another capture.prefix.",
             )
+        name = (info.schema, info.table)
+        if (owner := self.table_topics.get(topic, name)) != name:
+            raise _mixed(topic, name, owner)
+        self._taken[topic] = name
         if len(topic) > TOPIC_CHARACTERS_MAX:
             raise ConfigError(
                 f"The topic of {info.schema}.{info.table} would be {topic}, of {len(topic)} characters.",
@@ -173,6 +194,13 @@ class Streams:
                     ' operations = ["insert", "snapshot"] only.',
                 )
         return tuple(numbers[name] for name in names)
+
+
+def _mixed(topic: str, name: tuple[str, str], owner: tuple[str, str]) -> ConfigError:
+    return ConfigError(
+        f"The rows of {'.'.join(name)} would go to {topic}, the topic of the table {'.'.join(owner)}.",
+        "Give them another topic in [[streams]].",
+    )
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:

@@ -18,6 +18,7 @@ pydantic alone does the checking; pydantic-settings merges sources too, but forg
 """
 
 from walstream.config.capture import (
+    RESERVED_HEADERS,
     ROW_OPERATIONS,
     CaptureConfig,
     CaptureSecurityConfig,
@@ -26,6 +27,7 @@ from walstream.config.capture import (
     RowOperation,
     SourceConfig,
     StreamRule,
+    is_reserved_header,
 )
 from walstream.config.feed import ClientAuth, FeedAuthConfig, FeedConfig, FeedTlsConfig
 from walstream.config.loading import (
@@ -67,6 +69,7 @@ __all__ = [
     "DEFAULT_FILE",
     "ENVIRONMENT_PREFIX",
     "NODE_SECTIONS",
+    "RESERVED_HEADERS",
     "ROW_OPERATIONS",
     "AclRule",
     "CaptureConfig",
@@ -103,6 +106,7 @@ __all__ = [
     "allowed",
     "environment_name",
     "fields",
+    "is_reserved_header",
     "load",
     "load_default",
     "reference",

@@ -23,6 +23,13 @@ RowOperation = Literal["insert", "update", "delete", "truncate", "snapshot"]
 ROW_OPERATIONS: tuple[RowOperation, ...] = ("insert", "update", "delete", "truncate", "snapshot")
 TOPIC_PLACES = ("prefix", "schema", "table", "route")
 
+RESERVED_HEADERS: frozenset[str] = frozenset(
+    {"tenant", "op", "commit_lsn", "commit_time_ms", "txid", "seq", "gen", "snapshot", "source_epoch"}
+)
+"""Headers that capture writes and readers go by: a message may not bring its own."""
+
+RESERVED_HEADER_PREFIX = "__debezium."
+
 # Topic names are used as they are; PostgreSQL folds the names of slots and publications unless they are quoted.
 _PREFIX = r"^[a-zA-Z0-9._-]+$"
 _SLOT_NAME = r"^[a-z0-9_]{1,63}$"
@@ -32,6 +39,11 @@ def _check_tenant(tenant: str) -> str:
     if tenant == "column:":
         raise ValueError("column: needs the name of a column")
     return tenant
+
+
+def is_reserved_header(name: str) -> bool:
+    """Return whether capture keeps a header's name for itself."""
+    return name in RESERVED_HEADERS or name.startswith(RESERVED_HEADER_PREFIX)
 
 
 class PostgresConfig(Section):
@@ -184,6 +196,13 @@ class StreamRule(Section):
 
     outbox_header_columns: tuple[str, ...] = ()
     """Outbox: columns that become headers of the record."""
+
+    @field_validator("outbox_header_columns")
+    @classmethod
+    def _check_headers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if reserved := [name for name in names if is_reserved_header(name)]:
+            raise ValueError(f"{', '.join(reserved)}: capture writes a header of that name; rename the column")
+        return names
 
     @field_validator("topic")
     @classmethod
