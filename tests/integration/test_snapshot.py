@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 from integration.capturing import InProcess, InThread, Log, configured, settings, source_rows, working
 from postgres.servers import Database
 from waiting import wait_until
+from walstream.capture import snapshot_watch
+from walstream.errors import ConnectionLost
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
 from walstream.postgres.copy_out import CopyReader
@@ -261,6 +263,120 @@ def test_capture_stops_while_a_consistent_point_is_waited_for(database: Database
         started_s = time.monotonic()
     assert time.monotonic() - started_s < 10
     wait_until(lambda: not temporary_slots(database), "the temporary slot to be gone")
+
+
+@pytest.fixture
+def holder(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A session to lock the table `own.second` with; `first` is published, too."""
+    database.execute("create table first (id int primary key)")
+    database.execute("create schema own; create table own.second (id int primary key)")
+    database.execute("insert into first values (1); insert into own.second values (1), (2)")
+    database.execute("create publication walstream for table first")
+    with database.connect() as session:
+        yield session
+
+
+LOCK = "begin; lock table own.second in access exclusive mode"
+PUBLISH = "alter publication walstream add tables in schema own"  # Needs no lock on the table.
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    query = "select 1 from pg_locks where relation = 'own.second'::regclass and not granted"
+    return bool(database.execute(query))
+
+
+def test_capture_stops_while_a_lock_is_waited_for(
+    holder: psycopg.Connection[Any], database: Database, node: NodeProcess
+) -> None:
+    with InThread(configured(database, node)) as capture:
+        Log(node, database, capture).wait_for_snapshots("public.first")
+        holder.execute(LOCK)
+        database.execute(PUBLISH)
+        wait_until(lambda: waits_for_a_lock(database), "the snapshot waits")
+        started_s = time.monotonic()
+    assert time.monotonic() - started_s < 10
+
+
+def test_a_generation_that_fails_ends_while_a_lock_is_waited_for(
+    holder: psycopg.Connection[Any], database: Database, node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_watch, "LOCK_TIMEOUT_S", 0)
+    with pytest.raises(ConnectionLost), InThread(configured(database, node)) as capture:  # noqa: PT012
+        Log(node, database, capture).wait_for_snapshots("public.first")
+        holder.execute(LOCK)
+        database.execute(PUBLISH)
+        wait_until(lambda: waits_for_a_lock(database), "the snapshot waits")
+        query = "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s"
+        database.execute(query, [f"slot_{database.name}"])
+        wait_until(lambda: capture.failure is not None, "the generation ends")
+
+
+def test_a_locked_table_is_read_when_it_is_free(
+    holder: psycopg.Connection[Any], database: Database, node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_watch, "LOCK_TIMEOUT_S", 0.3)
+    warned: list[dict[str, Any]] = []
+    monkeypatch.setattr(snapshot_watch.log, "warning", lambda event, **fields: warned.append(fields))
+    with InThread(configured(database, node)) as capture:
+        log = Log(node, database, capture)
+        log.wait_for_snapshots("public.first")
+        holder.execute(LOCK)
+        database.execute(PUBLISH)
+        wait_until(lambda: warned, "the warning")
+        assert warned[0]["locked"] == f"own.second (pid {holder.info.backend_pid})"
+        database.execute("insert into first values (2)")
+        log.wait()
+        holder.rollback()
+        assert log.wait_for_snapshots("public.first", "own.second")["own.second"].rows == 2
+
+
+def test_capture_starts_beside_a_locked_table(
+    holder: psycopg.Connection[Any], database: Database, node: NodeProcess
+) -> None:
+    with InThread(configured(database, node)) as capture:
+        Log(node, database, capture).wait_for_snapshots("public.first")
+    holder.execute(LOCK)
+    database.execute(PUBLISH)
+    with InThread(configured(database, node)) as capture:
+        database.execute("insert into first values (2)")
+        Log(node, database, capture).wait()
+
+
+def test_a_table_that_is_locked_before_it_is_read_fails_alone(
+    database: Database, node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_watch, "LOCK_TIMEOUT_S", 0.3)
+    make_accounts(database, 100)
+    database.execute("create table other (id int primary key); insert into other values (1)")
+    database.execute("create publication walstream for table accounts, other")
+    read = CopyReader.read
+    with database.connect() as holder:
+
+        def lock_first(self: CopyReader, statement: str, **where: Any) -> None:
+            if "accounts" in statement and not is_locked:
+                is_locked.append(True)
+                holder.execute("begin; lock table accounts in access exclusive mode")
+            read(self, statement, **where)
+
+        is_locked: list[bool] = []
+        monkeypatch.setattr(CopyReader, "read", lock_first)
+        with InThread(configured(database, node)) as capture:
+            log = Log(node, database, capture)
+            log.wait_for_snapshots("public.other")
+            assert is_locked
+            holder.rollback()
+            assert log.wait_for_snapshots("public.accounts")["public.accounts"].rows == 100
+
+
+def test_capture_stops_while_its_slot_waits_for_a_transaction(
+    holder: psycopg.Connection[Any], database: Database, node: NodeProcess
+) -> None:
+    holder.execute(LOCK)
+    with InThread(configured(database, node)):
+        query = "select 1 from pg_replication_slots where slot_name = %s"
+        wait_until(lambda: database.execute(query, [f"slot_{database.name}"]), "the slot to be created")
+        started_s = time.monotonic()
+    assert time.monotonic() - started_s < 10
 
 
 def test_large_rows_do_not_gather_in_memory(database: Database, node: NodeProcess, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from walstream.postgres.failures import connection_failure, failure, server_fail
         ("55000", "recovery is in progress", errors.SourceError, 5),
         ("58P01", "requested WAL segment 000000010000000000000001 has already been removed", errors.SlotLost, 5),
         ("53400", "all replication slots are in use", errors.SourceNotReady, 5),
+        ("55P03", "canceling statement due to lock timeout", errors.LockTimeout, 1),
         ("57014", "canceling statement due to user request", errors.QueryFailed, 1),
         ("42601", "syntax error", errors.QueryFailed, 1),
         ("XX000", "could not read block", errors.QueryFailed, 1),
@@ -38,7 +39,7 @@ def test_sqlstates(sqlstate: str, message: str, kind: type[errors.WalstreamError
     assert type(found) is kind
     assert error_codes.codes(found).exit == exit_code
     assert found.message == f"PostgreSQL said while testing: {message} (some detail)."
-    assert found.retryable == (exit_code == 3 or kind is errors.SlotBusy)
+    assert found.retryable == (exit_code == 3 or kind in (errors.SlotBusy, errors.LockTimeout))
 
 
 @pytest.mark.parametrize(

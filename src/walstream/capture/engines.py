@@ -21,7 +21,7 @@ from walstream.config import Config, PostgresConfig
 from walstream.errors import ConnectionLost, PublicationMissing, RefusedError, SlotMissing
 from walstream.positions import ZERO, Lsn
 from walstream.postgres import catalogue
-from walstream.postgres.session import CreatedSlot, ReplicationSession, connect, named
+from walstream.postgres.session import LOCK_TIMEOUT_S, CreatedSlot, ReplicationSession, connect, named
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Questions:
                 return question(self._connection)
             except ConnectionLost:
                 self.close()
-        self._connection = connect(self._dsn)
+        self._connection = connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S)
         return question(self._connection)
 
     def close(self) -> None:
@@ -79,13 +79,15 @@ class Opened(NamedTuple):
     state: SourceState
 
 
-def ensure_slot(dsn: str, config: PostgresConfig, *, may_create: bool) -> SlotMaker | None:
+def ensure_slot(
+    dsn: str, config: PostgresConfig, *, may_create: bool, tend: Callable[[], None] | None = None
+) -> SlotMaker | None:
     """Make sure that publication and slot are there; return the maker of a slot that was not.
 
-    Raises PublicationMissing, SlotMissing.
+    `tend` is called while PostgreSQL waits for running transactions. Raises PublicationMissing, SlotMissing.
     """
-    with connect(dsn) as connection:
-        if catalogue.publication_facts(connection, config.publication_name) is None:
+    with connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+        if not catalogue.has_publication(connection, config.publication_name):
             raise PublicationMissing(
                 f"There is no publication {config.publication_name} in {config.database}.",
                 "`walstream capture check --fix` makes one.",
@@ -99,7 +101,7 @@ def ensure_slot(dsn: str, config: PostgresConfig, *, may_create: bool) -> SlotMa
         )
     session = ReplicationSession(dsn)
     try:
-        created = session.create_slot(config.slot_name)
+        created = session.create_slot(config.slot_name, tend=tend)
     except BaseException:
         session.close()
         raise
@@ -133,7 +135,7 @@ def open_source(dsn: str, config: Config, spill_folder: Path) -> Opened:
             session.close()
             raise
     try:
-        with connect(dsn) as connection:
+        with connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
             slot = catalogue.slot_facts(connection, settings.slot_name)
             server = catalogue.server_facts(connection)
     except BaseException:

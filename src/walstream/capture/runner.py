@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from walstream.capture.snapshot_progress import Display, LogDisplay
 from walstream.capture.streams import Streams
 from walstream.capture.topics import Topics
 from walstream.config import Config
-from walstream.errors import DecodeError, WalstreamError
+from walstream.errors import DecodeError, LockTimeout, WalstreamError
 from walstream.positions import Lsn
 from walstream.postgres import address as postgres_address
 from walstream.postgres import catalogue
@@ -95,7 +96,11 @@ def run_generation(
 ) -> None:
     """Open one generation and stream until `stop` says so. Raises what ends it."""
     with ExitStack() as stack:
-        generation = Generation(config, stop, stack, new_epoch=new_epoch)
+        try:
+            generation = Generation(config, stop, stack, new_epoch=new_epoch)
+        except _Stopped:
+            log.info("stopped while waiting for running transactions", slot=config.source.postgres.slot_name)
+            return
         loop = generation.begin(display, on_look)
         # What is there now stays: collections, which rows set off all the time, need not look at it again.
         gc.collect()
@@ -127,7 +132,10 @@ class Generation:
         before = Log(self._address, self._topics)
         stack.callback(before.close)
         self._maker: SlotMaker | None = ensure_slot(
-            self._dsn, config.source.postgres, may_create=before.last is None or new_epoch
+            self._dsn,
+            config.source.postgres,
+            may_create=before.last is None or new_epoch,
+            tend=partial(_check_stop, stop),
         )
         if self._maker is not None:
             stack.callback(self._maker.close)
@@ -159,8 +167,10 @@ class Generation:
             return info
 
         streams = Streams(capture.prefix, self._config.streams, capture.tenant)
-        published = questions.ask(lambda session: catalogue.publication_facts(session, postgres.publication_name))
-        streams.meet((table.schema, table.table) for table in (published.tables if published else ()))
+        # A table that another session has locked is met when it is described.
+        with contextlib.suppress(LockTimeout):
+            published = questions.ask(lambda session: catalogue.publication_facts(session, postgres.publication_name))
+            streams.meet((table.schema, table.table) for table in (published.tables if published else ()))
         renderer = Renderer(
             database=postgres.database,
             source_epoch=self.ledger.source_epoch,
@@ -215,6 +225,15 @@ class Generation:
         )
         self._stack.callback(ladder.close)
         ladder.start()
+
+
+class _Stopped(Exception):
+    """A stop was wanted before the slot was there."""
+
+
+def _check_stop(stop: Stop) -> None:
+    if stop():
+        raise _Stopped
 
 
 def _confirming(source: ResumableSource) -> Callable[[Lsn], None]:

@@ -5,25 +5,31 @@ consistent point (PostgreSQL waits for all running transactions), measuring tabl
 the log. What it has prepared it hands over whole, one at a time, and prepares the next only after that one is over.
 
 A table needs a snapshot when none was finished for it, or when what was finished was of another `identity`.
+
+Questions about a table wait while another session holds ACCESS EXCLUSIVE on it. No wait is longer than LOCK_TIMEOUT_S:
+then the look is repeated later, and the stream continues meanwhile. `close` cancels what the thread waits for and
+returns after CLOSE_S_MAX in any case: a generation that does not end keeps the slot, and PostgreSQL its WAL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from walstream import logs
-from walstream.errors import WalstreamError
+from walstream.errors import LockTimeout, WalstreamError
 from walstream.postgres.copy_out import CopyReader
-from walstream.postgres.session import CreatedSlot
+from walstream.postgres.session import LOCK_TIMEOUT_S, CreatedSlot, cancel
 from walstream.postgres.snapshot import (
     Connection,
     ConsistentPoint,
     Membership,
     TableAtPoint,
     cancel_slot,
+    locked_tables,
     memberships,
     patient_session,
     temporary_slot_name,
@@ -31,6 +37,9 @@ from walstream.postgres.snapshot import (
 
 LOOK_INTERVAL_S: Final = 5.0
 """How soon a table that was added to the publication is noticed, unless a row of it comes first."""
+
+CLOSE_S_MAX: Final = 15.0
+"""How long closing waits for the thread, whatever it does."""
 
 log = logs.get(__name__)
 
@@ -69,6 +78,9 @@ class Watch:
         self._look_interval_s = look_interval_s
         self._held: ConsistentPoint | None = None
         self._slot_name: str | None = None
+        self._connection: Connection | None = None
+        self._point: ConsistentPoint | None = None
+        """What is asked at this moment, so that it can be cancelled."""
         self._lock = threading.Lock()
         self._ready: Prepared | None = None
         self._is_out = False
@@ -80,7 +92,7 @@ class Watch:
 
     def hold(self, slot: CreatedSlot) -> None:
         """Keep the moment at which a new slot begins, for the first snapshot. Before `start`."""
-        self._held = ConsistentPoint.of_slot(self._dsn, slot)
+        self._held = ConsistentPoint.of_slot(self._dsn, slot, lock_timeout_s=LOCK_TIMEOUT_S)
 
     def start(self) -> None:
         """Begin to look."""
@@ -112,25 +124,42 @@ class Watch:
             return self._looked.is_set() and not self._is_out
 
     def close(self) -> None:
-        """End the thread, also where it waits for a consistent point."""
+        """End the thread, also where it waits for a consistent point or for a lock."""
         self._is_closed = True
         self._wake.set()
+        deadline = time.monotonic() + CLOSE_S_MAX
         while self._thread.is_alive():
-            with contextlib.suppress(WalstreamError):
-                if (name := self._slot_name) is not None:
-                    cancel_slot(self._dsn, name)
+            if time.monotonic() > deadline:
+                log.warning("snapshot thread left behind", waited_s=CLOSE_S_MAX)
+                return
+            self._cancel()
             self._thread.join(0.2)
         for left in (self._ready, self._held):
             if left is not None:
                 left.close()
 
+    def _cancel(self) -> None:
+        """Cancel what the thread waits for."""
+        with contextlib.suppress(WalstreamError):
+            if (name := self._slot_name) is not None:
+                cancel_slot(self._dsn, name)
+        if (point := self._point) is not None:
+            point.cancel()
+        if (connection := self._connection) is not None:
+            cancel(connection)
+
     def _run(self) -> None:
         try:
-            with patient_session(self._dsn) as connection:
+            with patient_session(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+                self._connection = connection
                 while not self._is_closed:
                     self._wake.clear()
                     if not self._is_out:
-                        self._look(connection)
+                        try:
+                            self._look(connection)
+                        except LockTimeout as error:
+                            tables = ", ".join(locked_tables(connection))
+                            log.warning("snapshot waits for a lock", locked=tables, reason=error.message)
                     self._wake.wait(self._look_interval_s)
         except WalstreamError as error:
             with self._lock:
@@ -161,20 +190,23 @@ class Watch:
             log.info("waiting for a consistent point", tables=len(lacking))
             self._slot_name = temporary_slot_name()
             try:
-                point = ConsistentPoint.now(self._dsn, self._slot_name)
+                point = ConsistentPoint.now(self._dsn, self._slot_name, lock_timeout_s=LOCK_TIMEOUT_S)
             finally:
                 self._slot_name = None
         prepared = Prepared(point, [], [])
+        self._point = point
         try:
             prepared.tables.extend(point.tables(self._publication, {member[:2] for member in lacking}))
             for table in prepared.tables:
                 for partition in table.foreign_parts:
                     log.warning("partition is a foreign table, left out", partition=partition)
             if any(table.parts for table in prepared.tables):
-                prepared.readers.extend(CopyReader(point) for _ in range(self._workers))
+                prepared.readers.extend(CopyReader(point, lock_timeout_s=LOCK_TIMEOUT_S) for _ in range(self._workers))
         except BaseException:
             prepared.close()
             raise
+        finally:
+            self._point = None
         if not prepared.tables:
             prepared.close()
             return None

@@ -32,6 +32,7 @@
     │   ├── SourceNotReady          a setting or a limit of the server forbids it
     │   ├── TableChanged            a table is not any more what it was when its snapshot was taken
     │   ├── QueryFailed             a statement failed for a reason without a class of its own
+    │   │   └── LockTimeout         … because another session holds a lock for too long
     │   └── DecodeError             bytes that no message of PostgreSQL's looks like
     ├── CaptureError                the log and the source do not fit together, or the log cannot take the rows
     │   ├── DeliveryFailed          the log refused a record: the generation ends, a restart opens the next one

@@ -51,6 +51,12 @@ class QueryFailed(SourceError):
         self.sqlstate = sqlstate
 
 
+class LockTimeout(QueryFailed):
+    """Another session holds a lock for longer than the statement waits for it."""
+
+    retryable = True
+
+
 class DecodeError(SourceError):
     """Bytes that are no message of the replication protocol; `data` holds them for a report."""
 

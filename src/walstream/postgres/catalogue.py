@@ -134,6 +134,13 @@ def slot_facts(connection: Connection, name: str) -> SlotFacts | None:
     return facts._replace(restart_lsn=_lsn(facts.restart_lsn), confirmed_flush=_lsn(facts.confirmed_flush))
 
 
+def has_publication(connection: Connection, name: str) -> bool:
+    """Return whether there is a publication; unlike `publication_facts` it waits for no lock on a table."""
+    with named(f"looking for the publication {name}"):
+        found = connection.execute("select from pg_catalog.pg_publication where pubname = %s", [name]).fetchone()
+    return found is not None
+
+
 def publication_facts(connection: Connection, name: str) -> PublicationFacts | None:
     """Describe a publication with its tables; None when there is none of that name."""
     version = connection.info.server_version

@@ -10,7 +10,8 @@ Statements go as one simple query, and their results are taken as they come:
 
 The check. Some statements (a rewriting ALTER TABLE, TRUNCATE, CLUSTER) put a table's rows into a new file, in which a
 transaction with an older snapshot finds nothing or something else, silently. Under the lock the table stays as it is;
-so if its file is still the one that the snapshot's catalogue knows, its rows are the snapshot's. If not, TableChanged.
+so if its file is still the one that the snapshot's catalogue knows, its rows are the snapshot's. If not, TableChanged;
+so too when the lock is not granted in time: whoever holds it alone may be about to change the table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import psycopg
 from psycopg import pq
 
 from walstream.errors import ConnectionLost, TableChanged, WalstreamError
-from walstream.postgres.failures import result_failure
+from walstream.postgres.failures import LOCK_NOT_AVAILABLE, result_failure
 from walstream.postgres.session import named
 from walstream.postgres.snapshot import patient_session
 
@@ -37,8 +38,11 @@ _SETTINGS: Final = """
     SET standard_conforming_strings = on
 """
 
-_CHANGED_STATES: Final = frozenset({"42P01", "42703", "3F000", "42883", "42804", "42809", "42704"})
-"""Undefined table, column, schema, function, type, or one of another kind: what was there at the point is not now."""
+_CHANGED_STATES: Final = frozenset({"42P01", "42703", "3F000", "42883", "42804", "42809", "42704", LOCK_NOT_AVAILABLE})
+"""Undefined table, column, schema, function, type, or one of another kind: what was there at the point is not now.
+
+A lock that is not granted in time is among them: ACCESS EXCLUSIVE is held to change the table.
+"""
 
 _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 
@@ -81,10 +85,10 @@ class Exported(Protocol):
 class CopyReader:
     """One connection at a consistent point. `read` starts a COPY, `lines` gives what has arrived of it."""
 
-    def __init__(self, point: Exported) -> None:
-        """Connect; blocks for that long. Raises UnreachableError, RefusedError."""
+    def __init__(self, point: Exported, *, lock_timeout_s: float = 0) -> None:
+        """Connect; blocks for that long. `lock_timeout_s` as for `connect`. Raises UnreachableError, RefusedError."""
         self._point = point
-        self._connection = patient_session(point.dsn)
+        self._connection = patient_session(point.dsn, lock_timeout_s=lock_timeout_s)
         with named("preparing a session"):
             self._connection.execute(_SETTINGS)
         self._pgconn = self._connection.pgconn

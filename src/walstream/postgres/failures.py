@@ -16,6 +16,7 @@ from psycopg import pq
 from walstream.errors import (
     AuthenticationFailed,
     ConnectionLost,
+    LockTimeout,
     NotAuthorized,
     PublicationMissing,
     QueryFailed,
@@ -41,9 +42,14 @@ INSUFFICIENT_PRIVILEGE: Final = "42501"
 CONFIGURATION_LIMIT: Final = "53400"
 TOO_MANY_CONNECTIONS: Final = "53300"
 QUERY_CANCELED: Final = "57014"
+LOCK_NOT_AVAILABLE: Final = "55P03"
 
 # The session is over when one of these comes: the server shuts down, crashed, starts, or an administrator ended us.
 _SESSION_OVER: Final = ("57P01", "57P02", "57P03", "57P04", "57P05", "08")
+
+_LOCK_HINT: Final = (
+    "SELECT pid, relation::regclass FROM pg_locks WHERE mode = 'AccessExclusiveLock'; shows which session."
+)
 
 _NO_SLOT_HINT: Final = (
     "What it stood for cannot be had any more if it was dropped. Look with `walstream capture check`; a new slot needs "
@@ -174,6 +180,8 @@ def server_failure(
         return UnreachableError(text, "Raise max_connections or max_wal_senders, or end other sessions.")
     if sqlstate == CONFIGURATION_LIMIT:
         return SourceNotReady(text, "Raise max_replication_slots or drop a slot that nobody reads.")
+    if sqlstate == LOCK_NOT_AVAILABLE:
+        return LockTimeout(text, _LOCK_HINT, sqlstate=sqlstate)
     if sqlstate == QUERY_CANCELED:
         return QueryFailed(text, sqlstate=sqlstate)
     return _object_failure(sqlstate, _subject(message, function or ""), text)

@@ -18,7 +18,7 @@ import contextlib
 import re
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -38,6 +38,9 @@ KEEPALIVES_IDLE_S: Final = 20
 KEEPALIVES_INTERVAL_S: Final = 10
 KEEPALIVES_COUNT: Final = 4
 WAIT_S: Final = 1.0
+CANCEL_TIMEOUT_S: Final = 2.0
+LOCK_TIMEOUT_S: Final = 5.0
+"""How long a statement that capture waits for may wait for the lock of another session."""
 SERVER_VERSION_MIN: Final = 140000
 
 PINNED_SETTINGS: Final[Mapping[str, str]] = {
@@ -80,9 +83,17 @@ class CreatedSlot(NamedTuple):
     snapshot_name: str | None
 
 
-def connect(dsn: str, *, application_name: str = APPLICATION_NAME, read_only: bool = False) -> psycopg.Connection[Any]:
-    """Open an ordinary session in autocommit mode, with the pinned settings. Raises UnreachableError, RefusedError."""
-    connection = _connect(dsn, application_name, {"default_transaction_read_only": "on"} if read_only else {})
+def connect(
+    dsn: str, *, application_name: str = APPLICATION_NAME, read_only: bool = False, lock_timeout_s: float = 0
+) -> psycopg.Connection[Any]:
+    """Open an ordinary session in autocommit mode, with the pinned settings. Raises UnreachableError, RefusedError.
+
+    With `lock_timeout_s` a statement that waits longer for a lock fails with LockTimeout; 0: it waits.
+    """
+    settings = {"lock_timeout": f"{round(lock_timeout_s * 1000)}"}
+    if read_only:
+        settings["default_transaction_read_only"] = "on"
+    connection = _connect(dsn, application_name, settings)
     if connection.info.server_version < SERVER_VERSION_MIN:
         version = connection.info.server_version // 10000
         connection.close()
@@ -97,6 +108,12 @@ def named(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise failure(error, doing) from error
+
+
+def cancel(connection: psycopg.Connection[Any], timeout_s: float = CANCEL_TIMEOUT_S) -> None:
+    """Ask the server to stop what it does for a session, from any thread; a session that is over is no error."""
+    with contextlib.suppress(psycopg.Error):
+        connection.cancel_safe(timeout=timeout_s)
 
 
 class ReplicationSession:
@@ -140,10 +157,12 @@ class ReplicationSession:
         snapshot: SnapshotAction = "export",
         plugin: str = "pgoutput",
         timeout_s: float | None = None,
+        tend: Callable[[], None] | None = None,
     ) -> CreatedSlot:
         """Create a logical slot; an exported snapshot lives until the next command of this session or its end.
 
-        PostgreSQL waits for all transactions that are running to end. `failover` is by default on where it is possible:
+        PostgreSQL waits for all transactions that are running to end; `tend` is called every second meanwhile, and what
+        it raises ends the wait and the session. `failover` is by default on where it is possible:
         PostgreSQL 17 and later, for a slot that is not temporary. Raises SlotExists, SourceNotReady.
         """
         options = [f"SNAPSHOT '{snapshot}'"]
@@ -154,7 +173,7 @@ class ReplicationSession:
         else:
             options = [f"({', '.join(options)})"]
         words = ("CREATE_REPLICATION_SLOT", _slot(name), *(["TEMPORARY"] if temporary else []), "LOGICAL", plugin)
-        rows = self._rows(" ".join((*words, *options)), f"creating the slot {name}", timeout_s)
+        rows = self._rows(" ".join((*words, *options)), f"creating the slot {name}", timeout_s, tend)
         ((_, point, snapshot_name, _),) = rows
         return CreatedSlot(name, Lsn.parse(_text(point)), _text(snapshot_name) if snapshot_name else None)
 
@@ -203,12 +222,14 @@ class ReplicationSession:
     ) -> None:
         self.close()
 
-    def _rows(self, command: str, doing: str, timeout_s: float | None = None) -> list[tuple[bytes | None, ...]]:
+    def _rows(
+        self, command: str, doing: str, timeout_s: float | None = None, tend: Callable[[], None] | None = None
+    ) -> list[tuple[bytes | None, ...]]:
         """Send a command in the simple protocol, the only one that a walsender has, and return the rows it gives."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with named(doing):
             self._pgconn.send_query(command.encode())
-            result = self._result(doing, deadline)
+            result = self._result(doing, deadline, tend)
             while self._result(doing, deadline) is not None:
                 pass
         if result is None or result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
@@ -227,11 +248,19 @@ class ReplicationSession:
                 pass
         raise _refused(result, doing)
 
-    def _result(self, doing: str, deadline: float | None) -> pq.abc.PGresult | None:
+    def _result(
+        self, doing: str, deadline: float | None, tend: Callable[[], None] | None = None
+    ) -> pq.abc.PGresult | None:
         """Wait for the next result of the command that was sent; None when there are no more."""
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
         while self._pgconn.flush() or self._pgconn.is_busy():
+            if tend is not None:
+                try:
+                    tend()
+                except BaseException:
+                    self._cancel()
+                    raise
             left_s = WAIT_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 self._cancel()

@@ -25,7 +25,7 @@ from walstream.positions import Lsn
 from walstream.postgres import catalogue
 from walstream.postgres.messages import Relation, RelationColumn
 from walstream.postgres.relations import RelationFacts
-from walstream.postgres.session import CreatedSlot, ReplicationSession, connect, named
+from walstream.postgres.session import CreatedSlot, ReplicationSession, cancel, connect, named
 
 APPLICATION_NAME: Final = "walstream snapshot"
 
@@ -67,11 +67,11 @@ class TableAtPoint(NamedTuple):
 class ConsistentPoint:
     """A snapshot that stays until it is closed, and the LSN at which the stream takes over."""
 
-    def __init__(self, dsn: str, lsn: Lsn, exported: str) -> None:
-        """Import a snapshot that is exported at this moment, and keep it."""
+    def __init__(self, dsn: str, lsn: Lsn, exported: str, *, lock_timeout_s: float = 0) -> None:
+        """Import a snapshot that is exported at this moment, and keep it; `lock_timeout_s` as for `connect`."""
         self.dsn = dsn
         self.lsn = lsn
-        self._keeper = patient_session(dsn)
+        self._keeper = patient_session(dsn, lock_timeout_s=lock_timeout_s)
         try:
             with named("importing the snapshot of a slot"):
                 self._keeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -88,16 +88,17 @@ class ConsistentPoint:
         """When it was taken, by the server's clock; microseconds since 1970."""
 
     @classmethod
-    def of_slot(cls, dsn: str, slot: CreatedSlot) -> ConsistentPoint:
+    def of_slot(cls, dsn: str, slot: CreatedSlot, *, lock_timeout_s: float = 0) -> ConsistentPoint:
         """Keep the moment at which a slot begins; its session must not have run another command since."""
         assert slot.snapshot_name is not None, "the slot was created with an exported snapshot"
-        return cls(dsn, slot.consistent_point, slot.snapshot_name)
+        return cls(dsn, slot.consistent_point, slot.snapshot_name, lock_timeout_s=lock_timeout_s)
 
     @classmethod
-    def now(cls, dsn: str, slot_name: str) -> ConsistentPoint:
+    def now(cls, dsn: str, slot_name: str, *, lock_timeout_s: float = 0) -> ConsistentPoint:
         """Find a consistent point of now, with a temporary slot; waits until every running transaction has ended."""
         with ReplicationSession(dsn, application_name=APPLICATION_NAME) as session:
-            return cls.of_slot(dsn, session.create_slot(slot_name, temporary=True, snapshot="export"))
+            slot = session.create_slot(slot_name, temporary=True, snapshot="export")
+            return cls.of_slot(dsn, slot, lock_timeout_s=lock_timeout_s)
 
     def tables(self, publication: str, wanted: Collection[tuple[str, str]]) -> list[TableAtPoint]:
         """Describe the published tables among those wanted, as they are at this point."""
@@ -107,14 +108,18 @@ class ConsistentPoint:
         """Whether the snapshot can still be imported."""
         return not self._keeper.closed and not self._keeper.broken
 
+    def cancel(self) -> None:
+        """End a question that another thread waits for."""
+        cancel(self._keeper)
+
     def close(self) -> None:
         """Let the moment go."""
         self._keeper.close()
 
 
-def patient_session(dsn: str) -> Connection:
+def patient_session(dsn: str, *, lock_timeout_s: float = 0) -> Connection:
     """Open a session that only reads and that the server does not end for being idle or for taking long."""
-    connection = connect(dsn, application_name=APPLICATION_NAME, read_only=True)
+    connection = connect(dsn, application_name=APPLICATION_NAME, read_only=True, lock_timeout_s=lock_timeout_s)
     with named("preparing a session"):
         connection.execute(_NO_TIMEOUTS)
     return connection
@@ -133,6 +138,13 @@ def cancel_slot(dsn: str, slot_name: str) -> None:
             " WHERE slot_name = %s AND active_pid IS NOT NULL",
             [slot_name],
         )
+
+
+def locked_tables(connection: Connection) -> list[str]:
+    """Name the tables that sessions hold exclusively, each with the session's process."""
+    with named("looking for locks"):
+        rows = connection.execute(_LOCKED).fetchall()
+    return [f"{schema}.{table} (pid {pid})" for schema, table, pid in rows]
 
 
 def memberships(connection: Connection, publication: str) -> list[Membership]:
@@ -201,6 +213,14 @@ def relation_message(facts: RelationFacts, published_columns: Iterable[str], *, 
 _NO_TIMEOUTS: Final = """
     SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
     WHERE name IN ('transaction_timeout', 'idle_session_timeout')
+"""
+
+_LOCKED: Final = """
+    SELECT n.nspname, c.relname, l.pid FROM pg_catalog.pg_locks l
+    JOIN pg_catalog.pg_class c ON c.oid = l.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE l.granted AND l.mode = 'AccessExclusiveLock' AND l.locktype = 'relation' AND c.relkind IN ('r', 'p')
+      AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+    ORDER BY 1, 2
 """
 
 # The entry that publishes a table: its own or that of a partitioned table above it, that of its schema, or the
