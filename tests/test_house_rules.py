@@ -52,6 +52,7 @@ SANS_IO = (
     "walstream/postgres/relations.py",
     "walstream/postgres/types.py",
     "walstream/postgres/failures.py",
+    "walstream/postgres/identity.py",
     "walstream/capture/envelope.py",
     "walstream/capture/commit_points.py",
     "walstream/capture/chain.py",

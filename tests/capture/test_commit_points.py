@@ -206,6 +206,24 @@ def test_a_finished_snapshot_is_remembered_by_every_full_point() -> None:
     assert point.next == {}, "snapshot rows do not move the stream's vector"
 
 
+def test_what_a_table_is_now_comes_with_the_next_point() -> None:
+    ledger = new_ledger()
+    ledger.finish_snapshot(SNAPSHOT, {A: 4}, Written(ZERO, last={A: 9}, rows={A: 3}, bytes=30))
+    assert [one.identity for one in ledger.point(written(16)).snapshots] == ["16384/1"]
+    assert not ledger.point(written(17)).is_full
+    ledger.identify(("public", "a"), "another")
+    ledger.identify(("public", "unknown"), "another")
+    point = ledger.point(written(18))
+    assert point.is_full
+    assert [one.identity for one in point.snapshots] == ["another"]
+    ledger.disprove(("public", "a"))
+    point = ledger.point(written(19))
+    assert point.is_full
+    assert point.snapshots == []
+    ledger.disprove(("public", "a"))
+    assert not ledger.point(written(20)).is_full
+
+
 # -- groups ----------------------------------------------------------------------------------------------------------
 
 

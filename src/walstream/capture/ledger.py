@@ -133,6 +133,17 @@ class Ledger:
             topic_ids=self._new_topics(rows),
         )
 
+    def identify(self, name: tuple[str, str], identity: str) -> None:
+        """Keep a later identity of a table whose rows it proves; the next point is a full one, which has it."""
+        if (known := self.snapshots.get(name)) is not None:
+            self.snapshots[name] = msgspec.structs.replace(known, identity=identity)
+            self._until_full = 0
+
+    def disprove(self, name: tuple[str, str]) -> None:
+        """Forget the snapshot of a table whose rows are not whole any more; the next point is a full one."""
+        if self.snapshots.pop(name, None) is not None:
+            self._until_full = 0
+
     def landed(self, offset: int, inspect: Callable[[Gap], None]) -> None:
         """Note where a record of ours landed, which proves it valid; `inspect` raises if a gap before it holds an open.
 

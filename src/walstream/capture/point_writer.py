@@ -146,6 +146,16 @@ class PointWriter:
         with self._lock:
             self._produce(self._books.finish_snapshot(snapshot, start, written), landed)
 
+    def identify(self, name: tuple[str, str], identity: str) -> None:
+        """Keep a later identity of a table whose rows it proves."""
+        with self._lock:
+            self._books.identify(name, identity)
+
+    def disprove(self, name: tuple[str, str]) -> None:
+        """Forget the snapshot of a table whose rows are not whole any more."""
+        with self._lock:
+            self._books.disprove(name)
+
     def close(self) -> None:
         """Stop."""
         self.polled.close()

@@ -31,6 +31,7 @@ from walstream.capture.schemas import Schemas, read_schemas
 from walstream.capture.sink import Sink
 from walstream.capture.snapshot import Snapshot
 from walstream.capture.snapshot_progress import Display, LogDisplay
+from walstream.capture.snapshot_watch import Watch
 from walstream.capture.streams import Streams
 from walstream.capture.topics import Topics
 from walstream.config import Config
@@ -182,6 +183,8 @@ class Generation:
         self.sink.begin(self.ledger)
         if capture.snapshot == "initial":
             snapshot = self._snapshot(renderer, schemas, display)
+        else:
+            self._begin_watch()
         if self._maker is not None:
             self._maker.close()
         self._begin_ladder(on_look)
@@ -213,6 +216,19 @@ class Generation:
             snapshot.hold(self._maker.slot)
         snapshot.start()
         return snapshot
+
+    def _begin_watch(self) -> None:
+        """Watch for tables that leave the stream and come back, where none may be read again."""
+        watch = Watch(
+            self._dsn,
+            self._config.source.postgres.publication_name,
+            {name: snapshot.identity for name, snapshot in self.ledger.snapshots.items()},
+            workers=0,
+            may_read=False,
+            on_disproved=self.sink.points.disprove,
+        )
+        self._stack.callback(watch.close)
+        watch.start()
 
     def _begin_ladder(self, on_look: OnLook | None) -> None:
         ladder = LadderWriter(

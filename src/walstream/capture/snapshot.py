@@ -50,7 +50,14 @@ class Snapshot:
         self._describe = describe
         self._display = display
         self._identities = {name: snapshot.identity for name, snapshot in finished.items()}
-        self._watch = Watch(dsn, publication, self._identities, workers=workers, look_interval_s=look_interval_s)
+        self._watch = Watch(
+            dsn,
+            publication,
+            self._identities,
+            workers=workers,
+            look_interval_s=look_interval_s,
+            on_proved=sink.points.identify,
+        )
         self._run: Run | None = None
         self._numbers = itertools.count(1)
 

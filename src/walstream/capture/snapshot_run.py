@@ -197,7 +197,7 @@ class Run:
             now_ms=time.time_ns() // 1_000_000,
             snapshot=snapshot_id,
         )
-        begun = TableSnapshot(name.schema, name.table, snapshot_id, str(point.lsn), table.member.identity)
+        begun = TableSnapshot(name.schema, name.table, snapshot_id, str(point.lsn), table.member.identity.text)
         info = self._describe(table.relation)
         self._tables[name] = _Table(self._sink.begin_snapshot(begun), self._renderer.copy(info, stamp))
 

@@ -4,7 +4,9 @@ Owns everything about a snapshot that may take long without anything to read: as
 consistent point (PostgreSQL waits for all running transactions), measuring tables, connecting. Refuses to know rows and
 the log. What it has prepared it hands over whole, one at a time, and prepares the next only after that one is over.
 
-A table needs a snapshot when none was finished for it, or when what was finished was of another `identity`.
+A table needs a snapshot when none was finished for it, or when the rows of the one that was finished are not proved any
+more: the table was missing from the publication at a look, or its `identity` (postgres/identity.py) is another one and
+neither the catalogue nor its rows show that nothing was missed.
 
 Questions about a table wait while another session holds ACCESS EXCLUSIVE on it. No wait is longer than LOCK_TIMEOUT_S:
 then the look is repeated later, and the stream continues meanwhile. `close` cancels what the thread waits for and
@@ -16,12 +18,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from walstream import logs
-from walstream.errors import LockTimeout, WalstreamError
+from walstream.errors import LockTimeout, NotAuthorized, QueryFailed, WalstreamError
 from walstream.postgres.copy_out import CopyReader
+from walstream.postgres.identity import (
+    Comparison,
+    Identity,
+    compare,
+    compare_unparsed,
+    recorded_identity,
+    unproved,
+)
 from walstream.postgres.session import LOCK_TIMEOUT_S, CreatedSlot, cancel
 from walstream.postgres.snapshot import (
     Connection,
@@ -29,17 +41,25 @@ from walstream.postgres.snapshot import (
     Membership,
     TableAtPoint,
     cancel_slot,
+    has_row_of_before,
     locked_tables,
     memberships,
     patient_session,
     temporary_slot_name,
+    was_attached_empty,
 )
+
+MISSED: Final = ""
+"""Stands for the identity of a table that a look has not found in the publication; it equals none."""
 
 LOOK_INTERVAL_S: Final = 5.0
 """How soon a table that was added to the publication is noticed, unless a row of it comes first."""
 
 CLOSE_S_MAX: Final = 15.0
 """How long closing waits for the thread, whatever it does."""
+
+TableKey: TypeAlias = tuple[str, str]
+"""Schema and table."""
 
 log = logs.get(__name__)
 
@@ -65,17 +85,28 @@ class Watch:
         self,
         dsn: str,
         publication: str,
-        finished: Mapping[tuple[str, str], str],
+        finished: dict[TableKey, str],
         *,
         workers: int,
         look_interval_s: float = LOOK_INTERVAL_S,
+        may_read: bool = True,
+        on_proved: Callable[[TableKey, str], None] = lambda *_: None,
+        on_disproved: Callable[[TableKey], None] = lambda _: None,
     ) -> None:
-        """Take the identities of the tables whose snapshot is finished; the mapping is read again at every look."""
+        """Take the identities of the tables whose snapshot is finished; the mapping is read again at every look.
+
+        Without `may_read` no snapshot is prepared: a table that needs one is reported. The thread calls `on_proved`
+        with a later identity of a finished table, and `on_disproved` for one that must be read again and may not.
+        """
         self._dsn = dsn
         self._publication = publication
         self._finished = finished
         self._workers = workers
         self._look_interval_s = look_interval_s
+        self._may_read = may_read
+        self._on_proved = on_proved
+        self._on_disproved = on_disproved
+        self._proved: dict[TableKey, tuple[str, Identity]] = {}
         self._held: ConsistentPoint | None = None
         self._slot_name: str | None = None
         self._connection: Connection | None = None
@@ -178,11 +209,50 @@ class Watch:
             self._looked.set()
 
     def _lacking(self, connection: Connection) -> list[Membership]:
-        return [
-            member
-            for member in memberships(connection, self._publication)
-            if self._finished.get((member.schema, member.table)) != member.identity
-        ]
+        members = memberships(connection, self._publication)
+        for gone in self._finished.keys() - {member[:2] for member in members}:
+            # Even if it looks the same when it comes back: what was written meanwhile is not in the stream.
+            if self._finished[gone] != MISSED:
+                self._finished[gone] = MISSED
+                log.warning("table not published any more, its rows in the log stay as they are", table=".".join(gone))
+        return [member for member in members if self._needs_snapshot(connection, member)]
+
+    def _needs_snapshot(self, connection: Connection, member: Membership) -> bool:
+        key, now = (member.schema, member.table), member.identity
+        recorded = self._finished.get(key)
+        if recorded is None:
+            if not self._may_read:
+                self._finished[key] = now.text
+            return self._may_read
+        # Each look proves what came since the one before, so that is what the next compares with.
+        known = self._proved.get(key)
+        before = known[1] if known is not None and known[0] == recorded else recorded_identity(recorded)
+        found = compare(before, now) if before is not None else compare_unparsed(recorded, now)
+        reason = found.reason
+        if before is not None and (found.added or found.rewritten):
+            failed = _disproved(connection, before, now, found)
+            if failed is None:
+                return False
+            reason = unproved(now, failed) if failed else ""
+        if not reason:
+            if before is None or msgspec.structs.replace(before, horizon=now.horizon) != now:
+                recorded = self._finished[key] = now.text
+                self._on_proved(key, recorded)
+            self._proved[key] = recorded, now
+            return False
+        table = ".".join(key)
+        if self._may_read:
+            log.warning("table changed outside of the stream, will be read again", table=table, reason=reason)
+            return True
+        log.error(
+            "table changed outside of the stream, its rows in the log are not whole",
+            table=table,
+            reason=reason,
+            hint='Set capture.snapshot = "initial" and start capture again: it reads each table that has no snapshot.',
+        )
+        self._finished[key] = now.text
+        self._on_disproved(key)
+        return False
 
     def _prepare(self, lacking: list[Membership]) -> Prepared | None:
         point, self._held = self._held, None
@@ -199,7 +269,7 @@ class Watch:
             prepared.tables.extend(point.tables(self._publication, {member[:2] for member in lacking}))
             for table in prepared.tables:
                 for partition in table.foreign_parts:
-                    log.warning("partition is a foreign table, left out", partition=partition)
+                    log.warning("partition is a foreign or unlogged table, left out", partition=partition)
             if any(table.parts for table in prepared.tables):
                 prepared.readers.extend(CopyReader(point, lock_timeout_s=LOCK_TIMEOUT_S) for _ in range(self._workers))
         except BaseException:
@@ -211,3 +281,22 @@ class Watch:
             prepared.close()
             return None
         return prepared
+
+
+def _disproved(connection: Connection, before: Identity, now: Identity, found: Comparison) -> frozenset[int] | None:
+    """Return the parts whose rows do not show that nothing was missed; None: a lock hides some, so look again later."""
+    failed = set()
+    for part in sorted(found.added | found.rewritten):
+        try:
+            if part in found.rewritten:
+                is_proved = has_row_of_before(connection, part, before.horizon)
+            else:
+                is_proved = was_attached_empty(connection, part, is_born=now.parts[part].is_born)
+        except (QueryFailed, NotAuthorized) as error:
+            log.warning("rows not looked at", part=part, error=error.message)
+            is_proved = False
+        if is_proved is None:
+            return None
+        if not is_proved:
+            failed.add(part)
+    return frozenset(failed)

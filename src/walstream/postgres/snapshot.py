@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from walstream.errors import PublicationMissing
+from walstream.errors import PublicationMissing, QueryFailed
 from walstream.positions import Lsn
 from walstream.postgres import catalogue
+from walstream.postgres.identity import Identity, PartIdentity
 from walstream.postgres.messages import Relation, RelationColumn
 from walstream.postgres.relations import RelationFacts
 from walstream.postgres.session import CreatedSlot, ReplicationSession, cancel, connect, named
@@ -33,14 +34,12 @@ Connection = psycopg.Connection[Any]
 
 
 class Membership(NamedTuple):
-    """A published table. `identity` changes when it is another table by that name, or left the publication and came
-    back, or its filter or list of columns was changed: PostgreSQL then makes a new entry in its catalogue.
-    """
+    """A published table, and what it is to the publication."""
 
     schema: str
     table: str
     relation_id: int
-    identity: str
+    identity: Identity
 
 
 class Part(NamedTuple):
@@ -61,7 +60,7 @@ class TableAtPoint(NamedTuple):
     row_filter: str | None
     parts: tuple[Part, ...]
     foreign_parts: tuple[str, ...]
-    """Partitions that are foreign tables: PostgreSQL streams nothing of them."""
+    """Partitions that are foreign or unlogged tables: PostgreSQL streams nothing of them."""
 
 
 class ConsistentPoint:
@@ -148,7 +147,7 @@ def locked_tables(connection: Connection) -> list[str]:
 
 
 def memberships(connection: Connection, publication: str) -> list[Membership]:
-    """List what the publication publishes. Raises PublicationMissing."""
+    """List what the publication publishes, all of it by one query. Raises PublicationMissing."""
     by_schema = _BY_SCHEMA if connection.info.server_version >= 150000 else ""
     with named(f"looking at the publication {publication}"):
         rows = connection.execute(_MEMBERS.format(by_schema=by_schema).encode(), [publication]).fetchall()
@@ -156,7 +155,53 @@ def memberships(connection: Connection, publication: str) -> list[Membership]:
             found = connection.execute("SELECT FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
             if found is None:
                 raise PublicationMissing(f"There is no publication {publication}.", "`walstream capture check` helps.")
-    return [Membership(*row) for row in rows]
+    return [_membership(*row) for row in rows]
+
+
+def was_attached_empty(connection: Connection, part_id: int, *, is_born: bool) -> bool | None:
+    """Whether it is certain that a leaf had no rows when it was attached; None: a lock does not let us see.
+
+    It is when there is none now, and when it was created by the transaction that attached it (`is_born`) and no row is
+    of an earlier command of that transaction.
+    """
+    query = "SELECT NOT EXISTS (SELECT FROM ONLY {part})"
+    if is_born:
+        query = """
+            SELECT NOT EXISTS (SELECT FROM ONLY {part} AS p, pg_catalog.pg_inherits AS i WHERE i.inhrelid = {id}
+                AND p.xmin = i.xmin AND p.cmin::text::bigint < i.cmin::text::bigint)
+        """
+    return _looked(connection, part_id, query)
+
+
+def has_row_of_before(connection: Connection, part_id: int, horizon: int) -> bool | None:
+    """Whether one of a relation's first rows is older than a transaction id; None: a lock does not let us see."""
+    older = f"age(p.xmin) > age('{horizon & 0xFFFF_FFFF}'::xid)"
+    ended = f"pg_snapshot_xmax(pg_current_snapshot())::text::bigint - {horizon} < {1 << 31}"
+    query = "SELECT EXISTS (SELECT FROM (SELECT xmin FROM ONLY {part} LIMIT %d) AS p WHERE %s AND %s)"
+    return _looked(connection, part_id, query % (SAMPLED_ROWS, older, ended))
+
+
+def _looked(connection: Connection, part_id: int, query: str) -> bool | None:
+    """Return the answer of a query over `{part}`; None: the relation is locked. Raises QueryFailed, NotAuthorized."""
+    try:
+        with named(f"looking at the rows of relation {part_id}"), connection.transaction():
+            connection.execute(_BRIEFLY)
+            found = connection.execute("SELECT %s::oid::regclass::text", [part_id]).fetchone()
+            if found is None or found[0].isdecimal():
+                return None
+            row = connection.execute(query.format(part=found[0], id=part_id).encode()).fetchone()
+    except QueryFailed as error:
+        if error.sqlstate in _TAKEN_STATES:
+            return None
+        raise
+    return row is not None and bool(row[0])
+
+
+def _membership(schema: str, table: str, relation_id: int, *more: Any) -> Membership:
+    entry, publication_xid, via_root, operations, names, horizon, parts = more
+    found = {int(one): PartIdentity(*part) for one, part in (parts or {}).items()}
+    identity = Identity(relation_id, entry, publication_xid, via_root, operations, names, horizon, found)
+    return Membership(schema, table, relation_id, identity)
 
 
 def tables_at(connection: Connection, publication: str, wanted: Collection[tuple[str, str]]) -> list[TableAtPoint]:
@@ -175,10 +220,11 @@ def tables_at(connection: Connection, publication: str, wanted: Collection[tuple
         if fact is None or entry is None:
             continue  # Gone meanwhile: part of what these queries ask is of now, whatever the snapshot.
         one = member.relation_id
+        unlogged = {part_id for part_id, part in member.identity.parts.items() if part.persistence != "p"}
+        left_out = [f"{part.schema}.{part.table}" for part in parts.get(one, ()) if part.relation_id in unlogged]
+        logged = tuple(part for part in parts.get(one, ()) if part.relation_id not in unlogged)
         relation = relation_message(fact, entry.columns, generated=connection.info.server_version >= 180000)
-        found.append(
-            TableAtPoint(member, relation, entry.row_filter, tuple(parts.get(one, ())), tuple(foreign.get(one, ())))
-        )
+        found.append(TableAtPoint(member, relation, entry.row_filter, logged, (*foreign.get(one, ()), *left_out)))
     return found
 
 
@@ -223,14 +269,57 @@ _LOCKED: Final = """
     ORDER BY 1, 2
 """
 
+# A look at rows must not wait behind an ALTER TABLE, nor hold it up; row security must fail, not hide rows.
+_BRIEFLY: Final = """
+    SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('statement_timeout', '5s', true),
+           pg_catalog.set_config('row_security', 'off', true)
+"""
+_TAKEN_STATES: Final = frozenset({"55P03"})
+
+SAMPLED_ROWS: Final = 10_000
+"""VACUUM FULL and CLUSTER keep xmin and, mostly, the order of rows: an old row is among the first, if there is any."""
+
 # The entry that publishes a table: its own or that of a partitioned table above it, that of its schema, or the
-# publication itself when it is FOR ALL TABLES.
+# publication itself when it is FOR ALL TABLES. `names`: only RENAME, SET SCHEMA and OWNER TO write a table's row of
+# pg_type. What pg_publication_tables lists is of now, everything else of the query's snapshot; where they disagree the
+# identity matches no later one, and the table is read again.
 _MEMBERS: Final = """
     SELECT t.schemaname, t.tablename, c.oid,
-           c.oid || '/' || coalesce(
+           coalesce(
                (SELECT max(r.oid) FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid
                 AND (r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(c.oid)))),
-               {by_schema} p.oid)
+               {by_schema} p.oid),
+           p.xmin::text::bigint, p.pubviaroot,
+           concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' END,
+                  CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END),
+           (SELECT string_agg(concat_ws('/', y.xmin, i.xmin), ' ' ORDER BY path.n)
+            FROM (SELECT c.oid AS id, 0 AS n
+                  UNION ALL SELECT a.relid::oid, a.n::int
+                  FROM pg_catalog.pg_partition_ancestors(c.oid) WITH ORDINALITY AS a (relid, n)
+                  WHERE c.relispartition AND NOT p.puballtables AND a.relid <> c.oid) AS path
+            JOIN pg_catalog.pg_class k ON k.oid = path.id
+            JOIN pg_catalog.pg_type y ON y.oid = k.reltype
+            LEFT JOIN pg_catalog.pg_inherits i ON i.inhrelid = k.oid AND k.relispartition AND NOT p.puballtables),
+           pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,
+           CASE c.relkind
+               WHEN 'r' THEN json_build_object(
+                   c.oid, json_build_array(c.relfilenode::bigint, c.reltoastrelid::bigint, c.relpersistence))
+               ELSE (
+                   SELECT json_object_agg(k.oid, json_build_array(
+                       k.relfilenode::bigint, k.reltoastrelid::bigint, k.relpersistence,
+                       coalesce(way.attached, ''), coalesce(way.is_born, false)))
+                   FROM pg_catalog.pg_partition_tree(c.oid) AS leaf
+                   JOIN pg_catalog.pg_class k ON k.oid = leaf.relid
+                   CROSS JOIN LATERAL (
+                       SELECT string_agg(i.xmin::text, '/' ORDER BY a.n) AS attached,
+                              bool_and(i.xmin = y.xmin) AS is_born
+                       FROM pg_catalog.pg_partition_ancestors(leaf.relid) WITH ORDINALITY AS a (relid, n)
+                       JOIN pg_catalog.pg_inherits i ON i.inhrelid = a.relid
+                       JOIN pg_catalog.pg_class above ON above.oid = a.relid
+                       JOIN pg_catalog.pg_type y ON y.oid = above.reltype
+                   ) AS way
+                   WHERE leaf.isleaf AND leaf.relid <> c.oid)
+           END
     FROM pg_catalog.pg_publication_tables t
     JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
     JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
