@@ -375,3 +375,16 @@ class TestServer:
         facts = replace(facts, slot=facts.slot._replace(wal_status="unreserved"))
         found = inspect(facts, server.source, server.capture, everything)
         assert "about to be lost" in of(found, "slot")[1].message
+
+
+def test_a_key_with_a_generated_column_is_told(each_database: Database) -> None:
+    each_database.execute("create table t (a int, g int generated always as (a + 1) stored, primary key (a, g))")
+    each_database.execute("create table u (a int primary key, g int generated always as (a + 1) stored)")
+    each_database.execute(f"create publication p_{each_database.name} for all tables")
+    server = Server(each_database)
+    server.source = server.source.model_copy(update={"publication_name": f"p_{each_database.name}"})
+    (found,) = [one for one in server.look().problems if "generated column" in one.message]
+    assert (found.subject, found.message.split(":")[0]) == ("replica identity", "public.t")
+    assert found.statements or each_database.version < 18
+    server.mend(server.look())
+    assert each_database.version < 18 or not [one for one in server.look().problems if "generated" in one.message]

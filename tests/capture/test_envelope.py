@@ -12,6 +12,7 @@ from capture import wal
 from capture.wal import Col, Table, delete, insert, update
 from walstream.capture.envelope import HEARTBEAT_PREFIX, Output
 from walstream.capture.streams import Streams
+from walstream.config import StreamRule
 from walstream.errors import DecodeError
 from walstream.postgres.messages import UNCHANGED, Relation
 from walstream.postgres.relations import RelationInfo
@@ -274,15 +275,9 @@ def test_tenants() -> None:
         table = Table(ID, Col("org", wal.TIMESTAMP), streams=Streams("ws", tenant=tenant))
         return [dict(record[3]).get("tenant") for record in table.render(*rows)]
 
-    row, day = insert(b"1", b"2024-01-01 00:00:00"), b"2024-01-01 00:00:00"
+    row = insert(b"1", b"2024-01-01 00:00:00")
     assert tenants("acme", row) == [b"acme"]
     assert tenants("schema", row, wal.message("m", b"")) == [b"public", None]
-    assert tenants("column:org", row, insert(b"1", None), update([b"1", day]), delete(b"1", None)) == [
-        day,
-        None,
-        day,
-        None,
-    ]
     assert tenants("column:id", row, update([b"2", None], [b"1", None]), delete(b"9", None)) == [
         b"1",
         b"1",
@@ -290,6 +285,44 @@ def test_tenants() -> None:
         b"9",
     ]
     assert tenants("column:none", row) == [None]
+
+
+ORG_STREAMS = Streams("ws", tenant="column:org")
+
+
+def test_a_row_that_gets_another_tenant_is_deleted_for_the_one_that_had_it() -> None:
+    """Whichever function renders the row: the first one, a learned one, or column by column."""
+    table = Table(ID, Col("org"), NAME, identity="f", primary_key=("id",), streams=ORG_STREAMS)
+    for name in (b"n", None, UNCHANGED):
+        old_name = b"n" if name is UNCHANGED else name
+        rows = [update([b"1", b"b", name], [b"1", b"a", old_name], b"O") for _ in range(200)]
+        records = table.render(*rows, update([b"1", b"b", name], [b"1", b"b", old_name], b"O"))
+        told = [(value(record)["op"], dict(record[3]).get("tenant")) for record in records]
+        assert told == [("d", b"a"), ("c", b"b")] * 200 + [("u", b"b")]
+        assert [dict(record[3])["seq"] for record in records] == [b"%d" % seq for seq in range(1, 402)]
+        assert value(records[0])["before"] == {"id": 1, "org": "a", "name": None if old_name is None else "n"}
+        assert records[0][2] == records[1][2] == b'{"id":1}'
+    rows = [update([b"1", None, b"n"], [b"1", b"a", b"n"], b"O"), update([b"1", b"a", b"n"], [b"1", None, b"n"], b"O")]
+    told = [(value(record)["op"], dict(record[3]).get("tenant")) for record in table.render(*rows)]
+    assert told == [("d", b"a"), ("c", None), ("d", None), ("c", b"a")]
+    assert dict(table.render(delete(b"1", b"a", b"n", kind=b"O"))[0][3])["tenant"] == b"a"
+
+
+def test_no_row_has_a_tenant_where_a_delete_would_have_none() -> None:
+    rows = [insert(b"1", b"a"), update([b"1", b"b"]), delete(b"1", None)]
+    table = Table(ID, Col("org"), streams=ORG_STREAMS)
+    assert ORG_STREAMS.untold_tenant(table.info) == "org"
+    assert [dict(record[3]).get("tenant") for record in [*table.render(*rows), *table.snapshot(b"1\ta\n")]] == [
+        None
+    ] * 4
+    assert ORG_STREAMS.untold_tenant(Table(ID, NAME).info) is None, "it has no such column"
+    for given in ({"identity": "f"}, {"identity": "n"}):
+        assert ORG_STREAMS.untold_tenant(Table(ID, Col("org"), **given).info) is None
+    assert ORG_STREAMS.untold_tenant(Table(ID, Col("org", is_key=True)).info) is None
+    appended = Streams("ws", [StreamRule(operations=["insert", "snapshot"])], tenant="column:org")
+    table = Table(ID, Col("org"), streams=appended)
+    assert appended.untold_tenant(table.info) is None
+    assert [dict(record[3]).get("tenant") for record in table.render(*rows)] == [b"a"]
 
 
 def test_names_and_values_in_any_script() -> None:

@@ -13,7 +13,7 @@ from postgres.servers import Database
 from walstream.errors import DecodeError
 from walstream.postgres import catalogue
 from walstream.postgres.messages import Relation, RelationColumn
-from walstream.postgres.relations import ColumnFacts, RelationFacts, RelationInfo, Relations
+from walstream.postgres.relations import ColumnFacts, RelationFacts, RelationInfo, Relations, unsent_key
 from walstream.postgres.session import connect
 from walstream.postgres.types import TypeFacts, Types
 
@@ -190,6 +190,90 @@ def test_key_of_full_and_nothing_is_the_primary_key(identity: str) -> None:
     assert relations.update(described, None) is known
     assert Relations().update(described, None).key_columns == ()
     assert Relations().update(message(("note", TEXT, flagged), identity=identity), FACTS).key_columns == ()
+
+
+def full(*names: str, types: dict[str, int] | None = None) -> Relation:
+    return message(*((name, (types or {}).get(name, INT4), True) for name in names), identity="f")
+
+
+NOW = facts((1, "id", INT4), (2, "renamed", INT4), primary_key=("id",), identity="f")
+BEFORE = facts((1, "id", INT4), (2, "v", INT4), primary_key=("id",), identity="f")
+
+
+@pytest.mark.parametrize(
+    ("then", "newer", "key"),
+    [
+        (full("id", "v", "z"), NOW, ("id",)),
+        (full("id", "v", "z"), None, ("id",)),
+        (full("old", "v", "z"), NOW, ("old",)),
+        (full("id", "v", "z", types={"id": TEXT}), NOW, ("id",)),
+        (full("id", "v", "z"), NOW._replace(primary_key=("renamed",)), ()),
+        (full("id", "v", "z"), NOW._replace(primary_key=()), ()),
+        (full("v", "z"), NOW, ()),
+        (full("id", "v", "z"), NOW._replace(id=8), ("id",)),
+    ],
+    ids=[
+        "column renamed later",
+        "table dropped later",
+        "key column renamed",
+        "key column retyped",
+        "another key now",
+        "no key now",
+        "the key is not published",
+        "created again",
+    ],
+)
+def test_key_of_full_when_the_catalogue_is_ahead(
+    then: Relation, newer: RelationFacts | None, key: tuple[str, ...]
+) -> None:
+    before = BEFORE
+    if then.columns[0].name == "old":
+        before = BEFORE._replace(
+            columns=(BEFORE.columns[0]._replace(name="old"), BEFORE.columns[1]), primary_key=("old",)
+        )
+    relations = Relations()
+    relations.update(full(before.columns[0].name, "v"), before)
+    info = relations.update(then, newer)
+    assert (info.version, info.key_columns) == (2, key)
+    assert [column.name for column in info.columns if column.is_key] == list(key)
+    known = Relations([RelationInfo.from_json(one.to_json(Types())) for one in relations])
+    assert known.update(then, newer).version == 2
+
+
+def test_key_of_full_without_an_earlier_version() -> None:
+    assert Relations().update(full("id", "v", "z"), NOW).key_columns == ("id",)
+    assert Relations().update(full("v", "z"), NOW).key_columns == ()
+    relations = Relations()
+    relations.update(full("id", "v"), BEFORE._replace(primary_key=()))
+    assert relations.update(full("id", "v", "z"), NOW).key_columns == (), "the primary key may have come later"
+
+
+def test_an_index_that_was_the_identity_says_nothing_of_the_primary_key() -> None:
+    relations = Relations()
+    by_index = facts((1, "id", INT4), (2, "v", INT4), primary_key=("id",), identity="i")._replace(identity_key=("v",))
+    first = relations.update(message(("id", INT4, False), ("v", INT4, True), identity="i"), by_index)
+    assert first.key_columns == ("v",)
+    assert relations.update(full("id", "v", "z"), NOW).key_columns == ("id",)
+
+
+def test_a_key_that_is_not_sent_whole_is_none() -> None:
+    """PostgreSQL before 18 flags the columns that it sends, and not the generated one."""
+    generated = facts((1, "id", INT4), (2, "g", INT4), (3, "v", INT4), primary_key=("id", "g"))
+    generated = generated._replace(
+        columns=tuple(one._replace(generated="s" if one.name == "g" else "") for one in generated.columns)
+    )
+    described = message(ID, ("v", INT4, False))
+    relations = Relations()
+    info = relations.update(described, generated)
+    assert unsent_key(described, generated) == ("g",)
+    assert (info.key_columns, [column.is_key for column in info.columns]) == ((), [False, False])
+    assert Relations([RelationInfo.from_json(info.to_json(Types()))]).update(described, generated).version == 1
+    ahead = generated._replace(columns=(*generated.columns[:2], generated.columns[2]._replace(name="w")))
+    assert relations.update(message(ID, ("v", INT4, False), MORE), ahead).key_columns == ()
+    added = facts((1, "id", INT4), (2, "w", INT4), (3, "tenant", INT4), primary_key=("id", "tenant"))
+    assert relations.update(message(ID, ("v", TEXT, False)), added).key_columns == ("id",), "it was added later"
+    listed = facts((1, "id", INT4), (2, "k", INT4), (3, "v", INT4), primary_key=("id", "k"))
+    assert Relations().update(described, listed).key_columns == ()
 
 
 def test_row_of_a_relation_that_was_never_described() -> None:

@@ -240,6 +240,20 @@ def _publication_options(
         message += "." if is_possible else f" by PostgreSQL before {VERSION_GENERATED}."
         yield Finding("publication", "warning", message, (statement,) if is_possible else ())
 
+    unkeyed = [table for table in published if table.has_generated_key]
+    if unkeyed and not publication.generated_columns:
+        is_possible = facts.major >= VERSION_GENERATED
+        statement = f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored);"
+        message = (
+            f"{_names(unkeyed)}: the key has a generated column, which is not sent: the rows have no key in the log."
+        )
+        after = (
+            ""
+            if is_possible
+            else ("Give them a unique index over other columns, and ALTER TABLE … REPLICA IDENTITY USING INDEX …;")
+        )
+        yield Finding("replica identity", "problem", message, (statement,) if is_possible else (), after)
+
 
 def _privileges(facts: Facts, capture: CaptureConfig, wanted: Wanted) -> Iterator[Finding]:
     """What the snapshot may read; the stream needs no privilege on a table."""

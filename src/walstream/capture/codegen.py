@@ -76,6 +76,12 @@ class Part(NamedTuple):
     shape: Shape
 
 
+def moving_columns(table: Table, targets: Iterable[Target]) -> set[int]:
+    """Return the columns of which a new value makes an update a delete and an insert: the keys' and the tenant's."""
+    keys = {index for target in targets for index in target.key}
+    return keys if table.tenant is None else keys | {table.tenant}
+
+
 def object_function(table: Table, chosen: Iterable[int]) -> Callable[[Sequence[Any]], bytes]:
     """Generate a function from the values of a row (bytes or None) to a JSON object of the chosen columns."""
     pieces: list[bytes | str] = [b"{"]
@@ -102,7 +108,7 @@ _WRITTEN: Final = {
 def message_function(
     table: Table, parts: Sequence[Part], targets: Sequence[Target], otherwise: RowFunction | None = None
 ) -> RowFunction:
-    """Generate the function for messages of these parts: old, new, or old and new with the same keys in both.
+    """Generate the function for messages of these parts: old, new, or old and new with the same keys and tenant.
 
     What does not match goes to `otherwise`; without that, it is not taken.
     """
@@ -111,7 +117,7 @@ def message_function(
     new = tuples[-1] if parts[-1].letter == b"N" else None
     checks = [check for each in tuples for check in each.length_checks()]
     if old and new:
-        keys = sorted({index for target in targets for index in target.key})
+        keys = sorted(moving_columns(table, targets))
         checks += [f"{a} != {b}" for key in keys for a, b in zip(old.of(key), new.of(key), strict=True)]
     end = f"context.end_without({new.unchanged!r})" if new and new.unchanged else "context.end"
     source = _row_source(

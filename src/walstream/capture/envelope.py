@@ -8,8 +8,10 @@ know PostgreSQL sessions and Kafka clients: what must be asked is asked through 
     u   update                                              m   logical message: <prefix>.message, key {"prefix":…}
     d   delete, or the first half of a key change           r   a row of a snapshot
 
+A change of the column that names the tenant is written as a key change is: the tenant that had the row gets its delete.
+
 `seq` counts the changes of a transaction from 1, those included that no stream takes. So it depends on the order that
-PostgreSQL sends them in and on nothing else but whether a key has moved.
+PostgreSQL sends them in and on nothing else but whether a key or a tenant has changed.
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ class Table:
     """Whether row security applies to us."""
     has_generated: bool
     row_filter: str | None
+    has_generated_key: bool = False
+    """Whether a stored generated column is in its replica identity's index."""
 
     @property
     def shown(self) -> str:
@@ -174,7 +176,10 @@ SELECT n.nspname, c.relname, quote_ident(n.nspname), format('%%I.%%I', n.nspname
     has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE'), pg_has_role(c.relowner, 'USAGE'),
     row_security_active(c.oid),
     EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attgenerated = 's' AND NOT a.attisdropped),
-    published.row_filter
+    published.row_filter,
+    EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = c.oid
+        WHERE i.indrelid = c.oid AND a.attgenerated = 's' AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
+        AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN published ON published.id = c.oid

@@ -29,6 +29,7 @@ from walstream.capture.codegen import (
     Target,
     copy_function,
     message_function,
+    moving_columns,
     object_function,
     walking_function,
 )
@@ -137,7 +138,7 @@ class TableRenderer:
                 return None
             values, position, _ = self._tuple(data, position + 1)
             shapes.append(values_shape(self.types, values))
-        keys = {index for target in targets for index in target.key}
+        keys = moving_columns(self._table, targets)
         if len(letters) == 1:
             return None if any(shapes[0][index] == UNSENT for index in keys) else shapes[0]
         # What the new row has not may be in the old one, and a key that has moved makes two records.
@@ -298,7 +299,7 @@ class TableRenderer:
         return UNCHANGED not in new
 
     def _has_moved(self, old: list[Value], new: list[Value]) -> bool:
-        return any(old[index] != new[index] for target in self._targets["update"] for index in target.key)
+        return any(old[index] != new[index] for index in moving_columns(self._table, self._targets["update"]))
 
     def _before(self, old: list[Value], letter: int) -> bytes:
         # With a key, the other columns come as nulls, which would read as values.

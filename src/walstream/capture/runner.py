@@ -30,7 +30,9 @@ from walstream.capture.loop import Heartbeat, Loop, Patience, Stop
 from walstream.capture.schemas import Schemas, read_schemas
 from walstream.capture.sink import Sink
 from walstream.capture.snapshot import Snapshot
+from walstream.capture.snapshot_plan import TableName, quoted_table
 from walstream.capture.snapshot_progress import Display, LogDisplay
+from walstream.capture.snapshot_run import Describe
 from walstream.capture.snapshot_watch import Watch
 from walstream.capture.streams import Streams
 from walstream.capture.topics import Topics
@@ -160,9 +162,18 @@ class Generation:
             self.sink.write_now,
         )
         snapshot: Snapshot | None = None
+        streams = Streams(capture.prefix, self._config.streams, capture.tenant)
+        untold: set[tuple[int, int]] = set()
+
+        def described(message: Relation) -> RelationInfo:
+            info = schemas.describe(message)
+            if (tenant := streams.untold_tenant(info)) is not None and (info.id, info.version) not in untold:
+                untold.add((info.id, info.version))
+                _report_untold(info, tenant)
+            return info
 
         def describe(message: Relation) -> RelationInfo:
-            info = schemas.describe(message)
+            info = described(message)
             if snapshot is not None and (info.schema, info.table) not in self.ledger.snapshots:
                 snapshot.look_now()
             return info
@@ -182,7 +193,7 @@ class Generation:
         )
         self.sink.begin(self.ledger)
         if capture.snapshot == "initial":
-            snapshot = self._snapshot(renderer, schemas, display)
+            snapshot = self._snapshot(renderer, described, display)
         else:
             self._begin_watch()
         if self._maker is not None:
@@ -199,7 +210,7 @@ class Generation:
             dead_letter=self._topics.names.dead_letter if capture.on_decode_error == "dead_letter" else "",
         )
 
-    def _snapshot(self, renderer: Renderer, schemas: Schemas, display: MakeDisplay) -> Snapshot:
+    def _snapshot(self, renderer: Renderer, describe: Describe, display: MakeDisplay) -> Snapshot:
         snapshot = Snapshot(
             self._dsn,
             self._config.source.postgres.publication_name,
@@ -207,7 +218,7 @@ class Generation:
             finished=dict(self.ledger.snapshots),
             sink=self.sink,
             renderer=renderer,
-            describe=schemas.describe,
+            describe=describe,
             workers=self._config.capture.snapshot_workers,
             display=display,
         )
@@ -268,6 +279,16 @@ def _beating(questions: Questions) -> Callable[[], None]:
             session.execute("select pg_catalog.pg_logical_emit_message(false, %s, '')", [HEARTBEAT_PREFIX])
 
     return lambda: questions.ask(emit)
+
+
+def _report_untold(info: RelationInfo, tenant: str) -> None:
+    log.error(
+        "tenant column not in the replica identity: the table's rows have no tenant",
+        table=f"{info.schema}.{info.table}",
+        column=tenant,
+        hint=f"Run: ALTER TABLE {quoted_table(TableName(info.schema, info.table))} REPLICA IDENTITY FULL; or take"
+        ' operations = ["insert", "snapshot"] only, in [[streams]].',
+    )
 
 
 def _settle(sink: Sink, error: WalstreamError) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Final
 
 from walstream import logs
 from walstream.capture.engines import Questions
@@ -21,8 +22,13 @@ from walstream.capture.topics import Topics
 from walstream.positions import TopicPartition
 from walstream.postgres.catalogue import relation_facts, type_facts
 from walstream.postgres.messages import Relation
-from walstream.postgres.relations import RelationInfo, Relations
+from walstream.postgres.relations import RelationInfo, Relations, unsent_key
 from walstream.postgres.types import Types
+
+KEY_HINT: Final = (
+    "Publish these columns (PostgreSQL 18: ALTER PUBLICATION … SET (publish_generated_columns = stored)), or choose a "
+    "unique index over columns that are sent: ALTER TABLE … REPLICA IDENTITY USING INDEX …;"
+)
 
 log = logs.get(__name__)
 
@@ -51,6 +57,13 @@ class Schemas:
             self._write(self._topic, self._key(info), self._value(info))
             self._written.add(_name(info))
             log.info("table described", table=f"{info.schema}.{info.table}", version=info.version)
+            if unsent := unsent_key(message, facts):
+                log.error(
+                    "key not sent whole: the rows have no key",
+                    table=f"{info.schema}.{info.table}",
+                    not_sent=", ".join(unsent),
+                    hint=KEY_HINT,
+                )
         return info
 
     def _key(self, info: RelationInfo) -> bytes:

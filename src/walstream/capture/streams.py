@@ -6,7 +6,9 @@ that matches a table gives its rows a destination; without any rule each table g
 Two tables never share a topic by accident: whatever Kafka does not allow in a topic's name, and a dot, which separates
 the parts of it, becomes `_`, and a hash of the true name is put behind. No rule leads into the topics that capture
 keeps for itself, nor into a topic that another table has without a rule: readers take all rows there for that table's.
-A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. Sans-IO.
+A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. The same holds for the column
+of the tenant: where its old values are not sent, no row of the table has a tenant, because a tenant would get rows and
+never be sent their deletes. Sans-IO.
 """
 
 from __future__ import annotations
@@ -147,7 +149,22 @@ class Streams:
         if not self._tenant.startswith(TENANT_COLUMN):
             return None
         name = self._tenant.removeprefix(TENANT_COLUMN)
-        return next((index for index, column in enumerate(info.columns) if column.name == name), None)
+        found = next((index for index, column in enumerate(info.columns) if column.name == name), None)
+        return None if found is not None and self._is_untold(info, found) else found
+
+    def untold_tenant(self, info: RelationInfo) -> str | None:
+        """Return the name of a table's tenant column whose old values PostgreSQL does not send."""
+        if not self._tenant.startswith(TENANT_COLUMN):
+            return None
+        name = self._tenant.removeprefix(TENANT_COLUMN)
+        is_untold = any(self._is_untold(info, at) for at, column in enumerate(info.columns) if column.name == name)
+        return name if is_untold else None
+
+    def _is_untold(self, info: RelationInfo, tenant: int) -> bool:
+        """Whether a delete, or an update that gives a row to another tenant, would not tell the tenant that had it."""
+        if info.replica_identity in "fn" or info.columns[tenant].is_key:
+            return False
+        return any({"update", "delete"} & set(rule.operations) for rule in self._matching(info))
 
     def _matching(self, info: RelationInfo) -> list[StreamRule]:
         name = f"{info.schema}.{info.table}"

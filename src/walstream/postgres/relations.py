@@ -8,10 +8,12 @@ A Relation message is true for the moment of the WAL it stands in. Catalogue fac
 another table's, so to speak: they are believed only when each column of the message is among them, with the same type,
 in the same order. From them come attribute numbers (what proves a rename) and the primary key of a table whose replica
 identity is FULL or NOTHING. Without them a relation takes the known version that agrees with all that is known; a new
-version still has the numbers that its columns must have had (`_numbered`).
+version still has the numbers that its columns must have had (`_numbered`), and the primary key that was there before
+and is there now (`_keyed`).
 
 The key of a row, `key_columns`, is in the order of the columns: the replica identity's columns where that is an index
-(the primary key by default), the primary key where it is FULL or NOTHING, empty when there is none.
+(the primary key by default), the primary key where it is FULL or NOTHING, empty when there is none or when a column of
+it is not sent: a part of a key would give different rows the same one.
 """
 
 from __future__ import annotations
@@ -129,9 +131,11 @@ class Relations:
         believed = facts if facts is not None and _agrees(message, facts) else None
         versions = self._versions.setdefault((message.schema, message.table), [])
         candidate = _describe(message, believed, version=versions[-1].version + 1 if versions else 1)
+        if unsent_key(message, facts):
+            candidate = _with_key(candidate, frozenset())
         info = next((known for known in reversed(versions) if _same(known, candidate, believed is not None)), None)
         if info is None:
-            info = candidate if believed or not facts else _numbered(candidate, versions, facts)
+            info = candidate if believed else _completed(candidate, versions, facts)
             versions.append(info)
         self._current[message.id] = info
         return info
@@ -150,6 +154,21 @@ class Relations:
         """Yield every version known, table by table, oldest first."""
         for versions in self._versions.values():
             yield from versions
+
+
+def unsent_key(message: Relation, facts: RelationFacts | None) -> tuple[str, ...]:
+    """Return the columns of the replica identity's index that PostgreSQL does not send.
+
+    Before version 18 it sends no generated columns; a publication of inserts alone may leave out any.
+    """
+    if message.replica_identity not in "di" or facts is None:
+        return ()
+    if (facts.id, facts.replica_identity) != (message.id, message.replica_identity):
+        return ()
+    sent = {column.name for column in message.columns}
+    # When the catalogue is ahead, a column that is missing may have been added since.
+    doubtful = set() if _agrees(message, facts) else {column.name for column in facts.columns if not column.generated}
+    return tuple(name for name in facts.identity_key if name not in sent | doubtful)
 
 
 def _agrees(message: Relation, facts: RelationFacts) -> bool:
@@ -190,6 +209,56 @@ def _describe(message: Relation, facts: RelationFacts | None, version: int) -> R
         tuple(column.name for column in columns if column.is_key),
         version,
     )
+
+
+def _with_key(info: RelationInfo, positions: frozenset[int]) -> RelationInfo:
+    columns = tuple(column._replace(is_key=at in positions) for at, column in enumerate(info.columns))
+    return info._replace(columns=columns, key_columns=tuple(column.name for column in columns if column.is_key))
+
+
+def _completed(info: RelationInfo, earlier: Sequence[RelationInfo], facts: RelationFacts | None) -> RelationInfo:
+    """Add to a version that the catalogue has outrun what is certain all the same."""
+    if facts is not None:
+        info = _numbered(info, earlier, facts)
+    return info if info.replica_identity in "di" else _keyed(info, earlier, facts)
+
+
+def _keyed(info: RelationInfo, earlier: Sequence[RelationInfo], facts: RelationFacts | None) -> RelationInfo:
+    """Give a version with the replica identity FULL or NOTHING the primary key that it must have had.
+
+    A key that was there earlier and is there now was there in between. Where only one of the two can be asked, that one
+    is believed; where they differ, the key is unknown, and the version has none.
+    """
+    before = next((known for known in reversed(earlier) if known.id == info.id and _tells_primary_key(known)), None)
+    keys: list[frozenset[int] | None] = []
+    if before is not None:
+        keys.append(_located(info, [column for column in before.columns if column.is_key]))
+    if facts is not None and facts.id == info.id:
+        keys.append(_located(info, [column for column in facts.columns if column.name in facts.primary_key]))
+    if not keys or keys[0] is None or any(key != keys[0] for key in keys):
+        return info
+    return _with_key(info, keys[0])
+
+
+def _tells_primary_key(known: RelationInfo) -> bool:
+    """Whether a version's key is the primary key, or there was none; under another index it is that one's."""
+    if known.replica_identity in "fn":
+        return known.key_columns != () or any(column.type_name is not None for column in known.columns)
+    return known.replica_identity == "d" and known.key_columns != ()
+
+
+def _located(info: RelationInfo, wanted: Iterable[Column | ColumnFacts]) -> frozenset[int] | None:
+    """Return the positions of columns in a version, by number or else by name and type; None: one is not there."""
+    found = set()
+    for column in wanted:
+        for at, own in enumerate(info.columns):
+            is_numbered = own.attnum is not None and column.attnum is not None
+            if own.attnum == column.attnum if is_numbered else own[:2] == (column.name, column.type_oid):
+                found.add(at)
+                break
+        else:
+            return None
+    return frozenset(found)
 
 
 def _numbered(info: RelationInfo, earlier: Sequence[RelationInfo], facts: RelationFacts) -> RelationInfo:
