@@ -22,7 +22,7 @@ from walstream.capture.commit_points import (
 )
 from walstream.capture.groups import Group, Groups
 from walstream.capture.ledger import Gap, Ledger, Written
-from walstream.errors import CorruptCommits, GenerationOver, RowsMissing
+from walstream.errors import CorruptCommits, GenerationOver, LogLost, RowsMissing
 from walstream.positions import ZERO, Lsn, TopicPartition
 
 ORIGIN = Origin("here-1", "7000000000000000001", 1, "walstream")
@@ -157,9 +157,20 @@ def test_untouched_partitions_inherit_and_totals_go_on() -> None:
     assert (second.rows_total, second.bytes_total, second.last_xid) == (103, 1030, 11)
 
 
-def test_rows_that_cannot_all_be_there_are_our_own_bug() -> None:
-    with pytest.raises(AssertionError, match="lost on the way"):
-        new_ledger().point(written(32, a=(3, 1)))
+def test_rows_that_cannot_all_be_there_are_an_error_of_the_log() -> None:
+    """Such an error must not depend on assertions, which `python -O` leaves out: the LSN would be confirmed."""
+    ledger = new_ledger()
+    with pytest.raises(LogLost, match=r"w\.public\.a-0 took 3 rows from offset 0 on, and the last of them is at 1"):
+        ledger.point(written(32, a=(3, 1)))
+    with pytest.raises(LogLost, match="deleted and made again"):
+        new_ledger().finish_snapshot(SNAPSHOT, {A: 4}, Written(ZERO, last={A: 2}, rows={A: 1}))
+    ledger = new_ledger()
+    ledger.landed(9, lambda gap: None)
+    with pytest.raises(LogLost, match="landed at offset 3; the one before it was at 9"):
+        ledger.landed(3, alone)
+
+
+def test_what_our_own_code_would_have_to_do_wrong() -> None:
     with pytest.raises(AssertionError, match="not delivered"):
         new_ledger().point(Written(Lsn(32), rows={A: 1}))
     with pytest.raises(AssertionError, match="goes back"):

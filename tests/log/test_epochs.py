@@ -46,6 +46,9 @@ def test_assign() -> None:
         epochs.assign(3, 9)
     with pytest.raises(CorruptLog):
         epochs.assign(5, 4)
+    for epoch, start in ((-1, 9), (6, -1)):
+        with pytest.raises(CorruptLog, match="negative"):
+            EpochMap().assign(epoch, start)
     assert epochs.to_list() == [[1, 0], [4, 5]]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from walstream.errors import WarehouseFailed
 from walstream.positions import ZERO, Lsn
 from walstream.spark.batches import Base, Books, CutRow, Outcome, PointFacts, Snapshot, Step, TableStep
 from walstream.spark.rereading import Passed, contradiction, locate
@@ -177,6 +178,15 @@ class TestRestarts:
         assert step.tables == ()
         books.settle(step, {})
         assert books.cut(step, 0, lambda _: 0).versions == {"a": 0}
+
+    def test_a_listed_table_whose_folder_is_gone_is_an_error(self) -> None:
+        """Not an assertion: under `python -O` the cut would list a version that there is not."""
+        cut = CutRow(2, 1, Lsn(20), 0, {"a": 1}, {"a": "a@5"})
+        books = Books(lambda *_: Lsn(30), cut, Base(2, 1, Lsn(20), (snap("a", 5),)), has_snapshots=True)
+        step = one_step(books, point(3, 30, {"a": 1}))
+        books.settle(step, {})
+        with pytest.raises(WarehouseFailed, match="The table a is listed in the cuts"):
+            books.cut(step, 0, lambda _: None)
 
     def test_a_new_snapshot_is_done_again_where_nothing_tells_that_it_was_done(self) -> None:
         """The finished snapshot moves no LSN, so the table's own version is the same before and after."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,10 @@ from walstream.capture.commit_points import (
     Vector,
     texts,
 )
+from walstream.errors import LogLost
 from walstream.positions import Lsn, TopicPartition
+
+NEW_EPOCH: Final = "To begin anew all the same, with a new snapshot: walstream capture run --new-epoch"
 
 
 @dataclass(slots=True)
@@ -149,7 +152,12 @@ class Ledger:
 
         An error leaves the ledger as it was: no later record may claim that nothing lies there.
         """
-        assert offset >= self._sole_until, "offsets of one producer grow"
+        if offset < self._sole_until:
+            raise LogLost(
+                f"A record of the commits topic landed at offset {offset:,}; the one before it was at "
+                f"{self._sole_until - 1:,}: the topic was deleted and made again, or has lost records.",
+                NEW_EPOCH,
+            )
         if offset > self._sole_until:
             inspect(Gap(self._sole_until, offset))
         self._sole_until = offset + 1
@@ -158,7 +166,12 @@ class Ledger:
     def _advance(last: Vector, rows: Vector, into: dict[TopicPartition, int]) -> None:
         assert last.keys() == rows.keys(), "rows of a partition were not delivered, or delivered rows not counted"
         for partition, offset in last.items():
-            assert offset + 1 - into.get(partition, 0) >= rows[partition], f"{partition}: rows were lost on the way"
+            if offset + 1 - into.get(partition, 0) < rows[partition]:
+                raise LogLost(
+                    f"{partition} took {rows[partition]:,} rows from offset {into.get(partition, 0):,} on, and the "
+                    f"last of them is at {offset:,}: the topic was deleted and made again, or has lost rows.",
+                    NEW_EPOCH,
+                )
             into[partition] = offset + 1
 
     def _new_topics(self, rows: Vector) -> dict[str, str]:

@@ -26,7 +26,7 @@ from walstream.capture.provenance import Output
 from walstream.capture.sink import Sink
 from walstream.capture.snapshot import Snapshot
 from walstream.capture.source import Batch, Transaction
-from walstream.errors import DecodeError, UnreachableError
+from walstream.errors import DecodeError, HistoryForked, UnreachableError
 from walstream.positions import Lsn
 
 RECEIVE_S: Final = 0.2
@@ -145,7 +145,13 @@ class Loop:
         self._ended_lsn = end_lsn
 
     def _write(self, transaction: Transaction) -> None:
-        assert transaction.commit_lsn >= self._ended_lsn, "the source skips what is durable"
+        if transaction.commit_lsn < self._ended_lsn:
+            raise HistoryForked(
+                f"PostgreSQL sent transaction {transaction.xid}, committed at {transaction.commit_lsn}, after it had "
+                f"sent everything before {self._ended_lsn}.",
+                "Commits come in order: the server has gone back to an earlier state. Inspect with "
+                "`walstream capture check`, then begin anew: walstream capture run --new-epoch",
+            )
         stamp = Stamp.of(transaction, time.time_ns() // 1_000_000)
         timestamp_ms = transaction.commit_time_us // 1000
         if not self._dead_letter:

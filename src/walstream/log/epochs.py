@@ -86,8 +86,8 @@ class EpochMap:
         Called by a new leader with its log end, and for every batch that a follower or recovery reads.
         Raises CorruptLog if the epoch or the offset goes back.
         """
-        assert epoch >= 0, epoch
-        assert start >= 0, start
+        if epoch < 0 or start < 0:
+            raise CorruptLog(f"Leader epoch {epoch} from offset {start} on: neither can be negative.")
         if self._epochs:
             last_epoch, last_start = self._epochs[-1], self._starts[-1]
             if epoch == last_epoch:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
+from walstream.errors import WarehouseFailed
 from walstream.positions import ZERO, Lsn
 
 NO_SNAPSHOT: Final = ""
@@ -213,7 +214,11 @@ class Books:
         for name, book in self.tables.items():
             if name not in versions and self._is_current(book) and book.position == step.end_lsn:
                 book.version = version_of(name) if book.version is None else book.version
-                assert book.version is not None, f"{name} is listed and was never written"
+                if book.version is None:
+                    raise WarehouseFailed(
+                        f"The table {name} is listed in the cuts, and its folder holds no version of it.",
+                        "Restore the folder, or take a new snapshot of the table.",
+                    )
                 versions[name], book.unrecorded = book.version, None
         row = CutRow(
             point=step.upto,

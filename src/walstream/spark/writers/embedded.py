@@ -27,6 +27,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from walstream.errors import TableUnfit
 from walstream.spark.changes import LogRead
 from walstream.spark.columns import col
 from walstream.spark.kept import Kept
@@ -302,7 +303,12 @@ class EmbeddedTarget:
         if not candidates:
             return [], None
         by_name = {file.path.rpartition("/")[2]: file for file in candidates}
-        assert len(by_name) == len(candidates), "names of files are unique"
+        if len(by_name) < len(candidates):
+            raise TableUnfit(
+                f"{len(candidates) - len(by_name):,} of {len(candidates):,} files of the table share their names, in "
+                "different folders: which rows are in which file cannot be told.",
+                "Another program has written them. Let it rewrite the table with unique file names (OPTIMIZE).",
+            )
         there = self._read(candidates).withColumn("_file", f.col("_metadata.file_name")).alias("t")
         matched = kept(
             there.join(merge.rows.alias("s"), f.expr(merge.condition), "left_semi").select(
