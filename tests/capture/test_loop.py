@@ -14,10 +14,10 @@ from capture.test_sink import Writer
 from walstream.capture.envelope import Renderer
 from walstream.capture.loop import Loop
 from walstream.capture.reading import LogReader, Row
-from walstream.capture.runner import _with_saved_bytes
+from walstream.capture.runner import _beating, _with_saved_bytes
 from walstream.capture.source import Batch, Ladder, Transaction
 from walstream.capture.streams import Streams
-from walstream.errors import DecodeError
+from walstream.errors import DecodeError, HistoryForked, QueryFailed
 from walstream.node.process import NodeProcess
 from walstream.positions import ZERO, Lsn
 from walstream.postgres.relations import Relations
@@ -95,6 +95,21 @@ def test_a_batch_is_a_group_and_an_idle_source_an_empty_point(node: NodeProcess,
     assert 215 in writer.durable or writer.durable == [100, 300], "the groups may have shared a point"
     rows = read(node, writer)[f"{writer.prefix}.public.t"]
     assert [json.loads(row.value or b"")["op"] for row in rows] == ["c", "d"]
+
+
+def test_a_transaction_that_comes_after_later_ones_stops_it(node: NodeProcess, writer: Writer) -> None:
+    source = ListSource(batch(transaction(200, RELATION, sender.insert(7, "1", "one"))), batch(transaction(150)))
+    with pytest.raises(HistoryForked, match="committed at 0/96, after it had sent everything before 0/CD"):
+        run(writer, source)
+
+
+def test_a_heartbeat_that_cannot_be_written_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Standby:
+        def ask(self, question: object) -> None:
+            raise QueryFailed("PostgreSQL said while writing a heartbeat: recovery is in progress.")
+
+    _beating(Standby())()  # type: ignore[arg-type]
+    assert "heartbeat not written" in "".join(capfd.readouterr())
 
 
 def test_a_change_that_cannot_be_understood_stops_it_after_what_came_before(node: NodeProcess, writer: Writer) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 from zlib import crc32
 
 import pytest
@@ -23,7 +24,7 @@ from walstream.capture.reading import LogReader, Row
 from walstream.capture.resuming import SourceState
 from walstream.capture.sink import Sink
 from walstream.capture.topics import Topics
-from walstream.errors import BatchTooLarge, GenerationOver, UnreachableError, WalstreamError
+from walstream.errors import BatchTooLarge, DeliveryFailed, GenerationOver, UnreachableError, WalstreamError
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn, TopicPartition
 
@@ -279,6 +280,18 @@ def test_a_full_queue_makes_the_writer_wait_and_tend(node: NodeProcess, prefix: 
     assert len(read(node, prefix)[1]) == 5_001
 
 
+def test_a_record_without_an_offset_ends_the_generation(writer: Writer) -> None:
+    """librdkafka reports so a batch that the log has already; an assertion would let `python -O` count on."""
+
+    class Delivered:
+        def offset(self) -> None:
+            return None
+
+    assert writer.sink.points.polled.offset("t", None, Delivered()) is None  # type: ignore[arg-type]
+    with pytest.raises(DeliveryFailed, match="t acknowledged a record without saying at which offset it is"):
+        writer.sink.check()
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +306,37 @@ def test_the_last_point_is_found_from_the_end(node: NodeProcess, writer: Writer,
         later.close()
     with LogReader(node.address, writer.prefix) as log:
         assert log.last_point() == list(log.points())[-1]
+
+
+def test_what_the_caller_does_is_not_the_logs_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller takes longer over a row than the log may be silent; the next answer comes a moment later."""
+
+    class One:
+        def __init__(self, offset: int) -> None:
+            self._offset = offset
+
+        def offset(self) -> int:
+            return self._offset
+
+        def error(self) -> None:
+            return None
+
+    class Consumer:
+        answers: ClassVar = [[One(0)], [], [], [One(1)]]
+
+        def assign(self, _: object) -> None: ...
+
+        def consume(self, *_: object, **__: object) -> list[One]:
+            return self.answers.pop(0)
+
+    monkeypatch.setattr(reading, "SILENCE_S_MAX", 0.2)
+    reader = reading.PartitionReader(LogAddress("nowhere:1"))
+    reader._consumer = Consumer()  # type: ignore[assignment]
+    offsets = []
+    for message in reader.read(TopicPartition("t", 0), 0, 2):
+        offsets.append(message.offset())
+        time.sleep(0.3)
+    assert offsets == [0, 1]
 
 
 def test_rows_between_two_points(node: NodeProcess, writer: Writer) -> None:

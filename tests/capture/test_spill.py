@@ -91,11 +91,14 @@ def test_two_readers_do_not_disturb_each_other(tmp_path: Path) -> None:
 def test_files_have_no_name_and_those_of_other_systems_are_swept(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}left").write_bytes(b"rows")
     (tmp_path / "other").write_bytes(b"not ours")
+    # The folder of a capture without capture.spill_directory that was killed.
+    (tmp_path / f"{PREFIX}folder").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path)
     folder = SpillFolder(tmp_path)
     file = folder.open()
     file.append(1, [b"row"], 0)
     file.flush()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["other"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"other", f"{PREFIX}folder"}
     file.close()
 
 

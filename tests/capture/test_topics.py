@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from integration.clients import configure_topic, create_topic, read_messages
 from integration.support import MakeNode
 from walstream.capture.kafka import LogAddress
 from walstream.capture.topics import Topics
-from walstream.errors import DeliveryFailed, LogUnfit
+from walstream.errors import DeliveryFailed, InvalidTopic, LogUnfit
 from walstream.node.credentials import make_credential
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
@@ -118,3 +119,29 @@ def test_commit_points_that_would_be_lost_are_refused(node: NodeProcess, prefix:
     create_topic(node.address, f"{prefix}.commits", cleanup_policy="compact")
     with pytest.raises(LogUnfit, match="compacted"):
         Topics(LogAddress(node.address), prefix).prepare()
+
+
+@pytest.mark.parametrize(("policy", "why"), [("delete", "not compacted"), ("compact,delete", "subject to retention")])
+def test_versions_of_tables_that_would_be_lost_are_refused(
+    node: NodeProcess, prefix: str, policy: str, why: str
+) -> None:
+    create_topic(node.address, f"{prefix}.schema", cleanup_policy=policy)
+    with pytest.raises(LogUnfit, match=why) as caught:
+        Topics(LogAddress(node.address), prefix).prepare()
+    assert caught.value.hint == f"walstream topic alter {prefix}.schema --set cleanup.policy=compact"
+
+
+def test_a_name_that_apache_kafka_refuses_is_told_with_the_remedy(
+    node: NodeProcess, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apache Kafka refuses a topic whose name differs from another's in `.` and `_` only."""
+    topics = Topics(LogAddress(node.address), prefix)
+    refused = KafkaError(
+        KafkaError.TOPIC_EXCEPTION, f"Topic '{prefix}.a_b' collides with existing topics: {prefix}_a.b"
+    )
+    future: Future[None] = Future()
+    future.set_exception(KafkaException(refused))
+    monkeypatch.setattr(topics.admin, "create_topics", lambda new, **_: {new[0].topic: future}, raising=False)
+    with pytest.raises(InvalidTopic, match="collides") as caught:
+        topics.data(f"{prefix}.a_b")
+    assert "[[streams]]" in caught.value.hint

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import psycopg
 
@@ -169,8 +169,17 @@ def _identity_of(dsn: str) -> SourceState:
 
 
 def _timeline(connection: psycopg.Connection[Any]) -> int:
-    """Return the timeline, which begins the name of every file of WAL."""
+    """Return the timeline; on a primary it begins the name of every file of WAL."""
     with named("asking for its timeline"):
-        row = connection.execute("select pg_walfile_name(pg_current_wal_flush_lsn())").fetchone()
-    assert row is not None, "the function has one row"
-    return int(str(row[0])[:8], 16)
+        row = connection.execute(_TIMELINE).fetchone()
+    assert row is not None, "the query has one row"
+    return int(row[0])
+
+
+# A standby has no WAL of its own to name; it receives that of a timeline, or has the last one that it restarted from.
+_TIMELINE: Final = """
+    select case when pg_is_in_recovery()
+        then coalesce((select received_tli from pg_stat_wal_receiver limit 1),
+                      (select timeline_id from pg_control_checkpoint()))
+        else ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::int end
+"""

@@ -73,9 +73,7 @@ class PartitionReader:
             with self._address.translated(str(partition)):
                 told = consumer.consume(CHUNK, timeout=CHUNK_S)
             messages = [one for one in told if (error := one.error()) is None or error.code() not in OF_GROUPS]
-            if messages:
-                deadline = time.monotonic() + SILENCE_S_MAX
-            elif time.monotonic() > deadline:
+            if not messages and time.monotonic() > deadline:
                 raise UnreachableError(f"{partition} has answered nothing for {SILENCE_S_MAX:g} seconds.")
             for message in messages:
                 error, offset = message.error(), message.offset()
@@ -89,6 +87,9 @@ class PartitionReader:
                 yield message
                 if offset + 1 == stop:
                     return
+            if messages:
+                # From here on: what the caller did with the rows is not the log's silence.
+                deadline = time.monotonic() + SILENCE_S_MAX
 
     def close(self) -> None:
         """End the connection."""

@@ -51,6 +51,10 @@ BACKOFF_S: Final = (0.5, 10.0)
 STEADY_S: Final = 60.0
 """A generation that lasted so long was a success: the next pause is the first one again."""
 
+HEARTBEAT_HINT: Final = (
+    "An idle slot keeps its WAL meanwhile. On a standby set capture.heartbeat_interval_ms = 0 and write at the primary."
+)
+
 MakeDisplay = Callable[[], Display]
 
 log = logs.get(__name__)
@@ -278,7 +282,14 @@ def _beating(questions: Questions) -> Callable[[], None]:
         with named("writing a heartbeat"):
             session.execute("select pg_catalog.pg_logical_emit_message(false, %s, '')", [HEARTBEAT_PREFIX])
 
-    return lambda: questions.ask(emit)
+    def beat() -> None:
+        # The stream is healthy without it: a standby takes no message, a role may not write one.
+        try:
+            questions.ask(emit)
+        except WalstreamError as error:
+            log.warning("heartbeat not written", error=error.message, hint=HEARTBEAT_HINT)
+
+    return beat
 
 
 def _report_untold(info: RelationInfo, tenant: str) -> None:

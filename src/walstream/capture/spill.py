@@ -219,7 +219,9 @@ class SpillFolder:
 def sweep(folder: Path) -> None:
     """Remove spill files of processes that ended without removing them."""
     for file in folder.glob(f"{PREFIX}*"):
-        file.unlink(missing_ok=True)
+        # A capture without capture.spill_directory that was killed leaves its folder, with nothing in it.
+        if file.is_symlink() or not file.is_dir():
+            file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from walstream import logs
 from walstream.capture.kafka import TIMEOUT_S, LogAddress
-from walstream.errors import LogUnfit, NotAuthorized, TopicExists, UnknownTopic, UnreachableError
+from walstream.errors import InvalidTopic, LogUnfit, NotAuthorized, TopicExists, UnknownTopic, UnreachableError
 from walstream.positions import TopicPartition
 
 log = logs.get(__name__)
@@ -147,6 +147,12 @@ class Topics:
                 raise LogUnfit(
                     f"{topic} is not compacted.", f"walstream topic alter {topic} --set cleanup.policy=compact"
                 )
+        if "delete" in settings_of[names.schema].get("cleanup.policy", ""):
+            raise LogUnfit(
+                f"{names.schema} is subject to retention (cleanup.policy=compact,delete): versions of tables would be "
+                "removed while their rows are still there.",
+                f"walstream topic alter {names.schema} --set cleanup.policy=compact",
+            )
 
     def check_data(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
         """Check topics that hold rows, and return those that are there. Raises LogUnfit."""
@@ -206,8 +212,16 @@ class Topics:
     def _create(self, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
         new = NewTopic(topic, partitions, config=dict(settings))
         future = self.admin.create_topics([new], request_timeout=TIMEOUT_S)[topic]
-        with suppress(TopicExists):
+        try:
             self._address.wait(future, f"Creating the topic {topic}")
+        except TopicExists:
+            pass
+        except InvalidTopic as error:
+            hint = (
+                "Apache Kafka takes '.' and '_' for the same in names: another topic may have this one already. "
+                "Give the table a topic of its own in [[streams]]."
+            )
+            raise InvalidTopic(error.message, hint) from error
         self._wait_for(topic)
 
     def _wait_for(self, topic: str) -> None:

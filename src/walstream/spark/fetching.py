@@ -108,12 +108,12 @@ class Fetcher:
                     return
                 _check_silence(partition, deadline)
 
-    def read_compacted(self, partition: TopicPartition, stop: int) -> Iterator[Message]:
-        """Yield what is left of [0, stop), whose offsets have gaps: so one by one, until the partition says it ends."""
-        position = 0
-        if stop == 0:
+    def read_compacted(self, partition: TopicPartition, start: int, stop: int) -> Iterator[Message]:
+        """Yield what is left of [start, stop), whose offsets have gaps: one by one, until the partition ends."""
+        position = start
+        if stop <= start:
             return
-        with self._assigned(partition, 0):
+        with self._assigned(partition, start):
             deadline = time.monotonic() + SILENCE_S_MAX
             while position < stop:
                 with self._address.translated(str(partition)):

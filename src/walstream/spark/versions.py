@@ -97,10 +97,10 @@ def read_versions(
         topics = Topics(address, prefix)
         check_there(address, topics)
     partition = TopicPartition(topics.names.schema, 0)
-    end = topics.ends([partition])[partition]
+    start, end = topics.starts([partition])[partition], topics.ends([partition])[partition]
     own = fetcher or Fetcher(address)
     try:
-        found = [message.value() for message in own.read_compacted(partition, end)]
+        found = [message.value() for message in own.read_compacted(partition, start, end)]
     finally:
         if fetcher is None:
             own.close()
