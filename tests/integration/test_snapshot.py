@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,10 @@ from integration.capturing import InProcess, InThread, Log, configured, settings
 from postgres.servers import Database
 from waiting import wait_until
 from walstream.capture import snapshot_watch
+from walstream.capture.kafka import LogAddress
+from walstream.capture.reading import LogReader
+from walstream.capture.schemas import read_schemas
+from walstream.capture.topics import Topics
 from walstream.errors import ConnectionLost
 from walstream.node.process import NodeProcess
 from walstream.positions import Lsn
@@ -249,6 +254,41 @@ def test_a_table_rewritten_meanwhile_is_read_again(
         assert Lsn.parse(snapshots["public.accounts"].lsn) > Lsn.parse(snapshots["public.other"].lsn)
         log.wait()
         assert log.tables()["public.accounts"].rows == source_rows(database, ACCOUNTS)
+
+
+def test_columns_that_swap_their_names_meanwhile_are_not_read_as_each_other(
+    each_database: Database, node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COPY takes the names of now, also in a transaction that sees the rows of then; nothing is rewritten."""
+    database = each_database
+    database.execute("create table t (id int primary key, a text, \"B %s\" text); insert into t values (1, 'a', 'b')")
+    database.execute("create publication walstream for table t")
+    is_altered = False
+    read = CopyReader.read
+
+    def alter_first(self: CopyReader, statement: str, **where: Any) -> None:
+        nonlocal is_altered
+        if not is_altered:
+            is_altered = True
+            database.execute(
+                'alter table t rename a to c; alter table t rename "B %s" to a; alter table t rename c to "B %s"'
+            )
+        read(self, statement, **where)
+
+    monkeypatch.setattr(CopyReader, "read", alter_first)
+    with InThread(configured(database, node)) as capture:
+        log = Log(node, database, capture)
+        log.wait_for_snapshots("public.t")
+        log.wait()
+        assert log.tables()["public.t"].rows == source_rows(database, "select to_json(t) from t")
+    # A reader follows columns by their numbers, so the values must be of the version that the row names.
+    address = LogAddress(node.address)
+    versions = {info.version: info for info in read_schemas(address, Topics(address, database.name))}
+    with LogReader(node.address, database.name) as reader:
+        (row,) = reader.rows(list(reader.points()))
+    event = json.loads(row.value or b"")
+    numbers = {column.attnum: column.name for column in versions[event["source"]["schema_version"]].columns}
+    assert {number: event["after"][name] for number, name in numbers.items()} == {1: 1, 2: "a", 3: "b"}
 
 
 def test_capture_stops_while_a_consistent_point_is_waited_for(database: Database, node: NodeProcess) -> None:

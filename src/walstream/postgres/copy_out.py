@@ -12,6 +12,8 @@ The check. Some statements (a rewriting ALTER TABLE, TRUNCATE, CLUSTER) put a ta
 transaction with an older snapshot finds nothing or something else, silently. Under the lock the table stays as it is;
 so if its file is still the one that the snapshot's catalogue knows, its rows are the snapshot's. If not, TableChanged;
 so too when the lock is not granted in time: whoever holds it alone may be about to change the table.
+COPY finds columns by their names of now, whatever the snapshot: so each column must still have its name of then, or two
+that swapped theirs would be read as each other.
 """
 
 from __future__ import annotations
@@ -48,14 +50,21 @@ _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 
 
 def _check(part: str, part_id: int) -> str:
-    """Return the query that locks a relation and says whether its file is the snapshot's.
+    """Return the query that locks a relation and says whether its file and the names of its columns are the snapshot's.
+
+    pg_identify_object answers from the catalogue of now, everything else from that of the snapshot.
 
     Naming the relation locks it before anything is looked up, and unlike LOCK TABLE needs no more than the right to
     read some column of it.
     """
     literal = part.replace("'", "''")
     return (
-        "SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) FROM pg_catalog.pg_class c"
+        "SELECT c.relfilenode = pg_catalog.pg_relation_filenode(c.oid) AND NOT EXISTS ("
+        " SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " AND (pg_catalog.pg_identify_object('pg_catalog.pg_class'::pg_catalog.regclass, c.oid, a.attnum)).identity"
+        " IS DISTINCT FROM pg_catalog.format('%I.%I.%I', n.nspname, c.relname, a.attname))"
+        " FROM pg_catalog.pg_class c"
         f" WHERE c.oid = {part_id:d} AND c.oid = '{literal}'::pg_catalog.regclass"
         f" AND NOT EXISTS (SELECT FROM ONLY {part} LIMIT 0)"
     )
@@ -211,7 +220,11 @@ class CopyReader:
     def _raise_failure(self) -> None:
         if self._changed:
             self._table = None
-            why = self._failure.message if self._failure else "Its rows were moved into a new file."
+            why = (
+                self._failure.message
+                if self._failure
+                else "Its rows were moved into a new file, or its columns have other names."
+            )
             raise TableChanged(f"A table changed after the snapshot was taken, while {self._doing}. {why}")
         if self._failure is not None:
             raise self._failure

@@ -48,6 +48,8 @@ class Identity(msgspec.Struct, frozen=True):
     """A transaction id of 64 bits: all older ones had ended."""
     parts: dict[int, PartIdentity]
     """By relation id."""
+    columns: dict[str, int] = {}
+    """The numbers of the columns by their names."""
 
     @property
     def text(self) -> str:
@@ -134,7 +136,16 @@ def _difference(before: Identity, now: Identity) -> str:
         return "ALTER PUBLICATION has changed what is sent, and may have changed it back"
     if before.names != now.names:
         return "it was renamed, moved to another schema, detached or given another owner, and may have been back since"
+    # Rows of before the DROP are described by the catalogue of after the ADD: as if they had values of the new column.
+    replaced = [name for name, number in before.columns.items() if now.columns.get(name, number) != number]
+    if replaced and not _are_renamed(before, now):
+        return f"a column was dropped and another one added under its name: {', '.join(sorted(replaced))}"
     return ""
+
+
+def _are_renamed(before: Identity, now: Identity) -> bool:
+    """Whether all columns are there as before, with names exchanged: the stream tells which version a row is of."""
+    return set(before.columns.values()) <= set(now.columns.values())
 
 
 def _named(operations: str) -> str:

@@ -198,9 +198,9 @@ def _looked(connection: Connection, part_id: int, query: str) -> bool | None:
 
 
 def _membership(schema: str, table: str, relation_id: int, *more: Any) -> Membership:
-    entry, publication_xid, via_root, operations, names, horizon, parts = more
+    entry, publication_xid, via_root, operations, names, horizon, parts, columns = more
     found = {int(one): PartIdentity(*part) for one, part in (parts or {}).items()}
-    identity = Identity(relation_id, entry, publication_xid, via_root, operations, names, horizon, found)
+    identity = Identity(relation_id, entry, publication_xid, via_root, operations, names, horizon, found, columns)
     return Membership(schema, table, relation_id, identity)
 
 
@@ -319,7 +319,9 @@ _MEMBERS: Final = """
                        JOIN pg_catalog.pg_type y ON y.oid = above.reltype
                    ) AS way
                    WHERE leaf.isleaf AND leaf.relid <> c.oid)
-           END
+           END,
+           (SELECT coalesce(json_object_agg(a.attname, a.attnum), '{{}}') FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
     FROM pg_catalog.pg_publication_tables t
     JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
     JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
