@@ -6,9 +6,9 @@ that matches a table gives its rows a destination; without any rule each table g
 Two tables never share a topic by accident: whatever Kafka does not allow in a topic's name, and a dot, which separates
 the parts of it, becomes `_`, and a hash of the true name is put behind. No rule leads into the topics that capture
 keeps for itself, nor into a topic that another table has without a rule: readers take all rows there for that table's.
-A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. The same holds for the column
-of the tenant: where its old values are not sent, no row of the table has a tenant, because a tenant would get rows and
-never be sent their deletes. Sans-IO.
+A key is made of columns whose old values PostgreSQL sends, or a delete could not be keyed. The same holds for the
+column of the tenant: where its old values are not sent, no row of the table has a tenant, because a tenant would get
+rows and never be sent their deletes. Sans-IO.
 """
 
 from __future__ import annotations
