@@ -19,7 +19,7 @@ from walstream.log.batch import BatchHeader
 from walstream.log.cleaner import Cleaner, Round
 from walstream.log.disk import File
 from walstream.log.group_commit import GroupCommit
-from walstream.log.journal import Journal
+from walstream.log.journal import Journal, RedoReader
 from walstream.log.keeping import KeptLog
 from walstream.log.partition_log import PartitionLog
 from walstream.log.recovery import Recovered, finish_swaps
@@ -169,14 +169,14 @@ def _dating_partitions_by_their_topic() -> list[Patch]:
 def _reopening_beside_everything() -> list[Patch]:
     """A partition comes back from a full disk while compaction and removals work on its files."""
 
-    def reopen(self: LogStore, partition: PartitionLog) -> None:
+    def reopen(self: LogStore, partition: PartitionLog, reader: RedoReader) -> None:
         saved = partition.checkpoint()
 
         def work() -> None:
             if self.commit.is_settling:
                 return
             try:
-                redo = self._journal.read().get(partition.key, {})
+                redo = reader.redo(partition.key)
                 found = self._opener.recover(partition.folder, saved, partition.settings, clean=False, redo=redo)
                 self.forget(partition.key)
             except (OSError, WalstreamError):
