@@ -97,7 +97,7 @@ class ChangeQueue:
             try:
                 self._put_in_force(change)
             except Exception as failure:
-                log.exception("catalogue changed, and its partitions were not")
+                log.exception("catalogue change not applied")
                 self._ended(done, None, failure)
             else:
                 self._ended(done, change, None)

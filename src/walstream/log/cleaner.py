@@ -268,9 +268,9 @@ def _batches(work: Round, segments: list[Segment], from_offset: int) -> Iterator
             if work.is_given_up:
                 return
             if header.next_offset > end or (dense and header.base_offset != expected):
-                raise CorruptLog(f"Compaction met offset {header.base_offset} where {expected} is next.")
+                raise CorruptLog(f"{segment!r}: expected offset {expected}, found {header.base_offset}.")
             expected = header.next_offset
             if header.last_offset >= from_offset:
                 yield segment.file.pread(header.length, position)
         if dense and expected != end:
-            raise CorruptLog(f"Compaction met the end of a segment at offset {expected}, and the next begins at {end}.")
+            raise CorruptLog(f"{segment!r} ends at offset {expected}, and the next segment begins at {end}.")

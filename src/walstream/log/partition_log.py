@@ -285,7 +285,11 @@ class PartitionLog(KeptLog):
                 if header.base_offset > expected and not self._are_gaps_noted:
                     self.takes_gaps = True
                     self._shared.save_checkpoint(self._note_gaps)
-                    raise PartitionOffline(f"{self.name} notes first that gaps may follow.", "Send again.")
+                    raise PartitionOffline(
+                        f"{self.name}: offset {header.base_offset} follows a compaction gap; the checkpoint that "
+                        "allows gaps is being saved.",
+                        "Send again.",
+                    )
                 expected = header.next_offset
 
     def _note_gaps(self, error: Exception | None) -> None:
@@ -406,8 +410,8 @@ class PartitionLog(KeptLog):
     def failed(self, error: PartitionOffline) -> None:
         """A write failed, and with it everything queued behind it.
 
-        What was queued before a reset goes with it: the log takes writes when that is done, and nobody would hear of it
-        who was told that it takes none. Of a deleted topic nothing is reported: its files are expected to be missing.
+        A write that was queued before a reset reports nothing: the listener would never get the matching recovery
+        event. Nor does one of a deleted topic: its files are expected to be missing.
         """
         if self.is_discarded:
             return

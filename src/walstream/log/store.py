@@ -192,7 +192,7 @@ class LogStore:
                 self._journal.give_up_spare()
                 self.disk.keep_reserve(RESERVE_BYTES_MIN)
         except OSError as error:
-            log.warning("no space set aside for a full disk", error=str(error))
+            log.warning("disk reserve not allocated", error=str(error))
 
     def _let_go_of_the_journal(self, redo: dict[PartitionKey, Redo]) -> None:
         """Drop the old files, whose batches are where they belong; keep them for partitions that could not be opened.
@@ -372,10 +372,10 @@ class LogStore:
         try:
             trashed = self._trash.put(name)
         except OSError as error:
-            log.warning("folder of a deleted topic kept until the next start", topic=name, error=str(error))
+            log.warning("deleted topic folder not removed until the next start", topic=name, error=str(error))
             return
         # Not in the way of other jobs: it takes long.
-        self._driver.run_long(lambda: self.disk.remove(trashed), partial(self._ended, "trash kept"))
+        self._driver.run_long(lambda: self.disk.remove(trashed), partial(self._ended, "deleted topic not removed"))
 
     def delete_records(self, partition: PartitionLog, before: int, done: Callable[[Exception | None], None]) -> None:
         """Move the start of a log up; `done` once that is durable."""
@@ -664,7 +664,7 @@ class LogStore:
         def made(is_made: bool | None, error: Exception | None) -> None:
             self._is_making_reserve = False
             if error is not None:
-                log.warning("no space set aside for a full disk", error=str(error))
+                log.warning("disk reserve not allocated", error=str(error))
             if is_made:
                 self._reserve_bytes = size
 

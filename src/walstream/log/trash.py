@@ -37,7 +37,7 @@ class Trash:
             for name in self._disk.list(self._trash):
                 self._disk.remove(self._trash / name)
         except OSError as error:
-            log.warning("folders of deleted topics kept until the next start", error=str(error))
+            log.warning("deleted topic folders not removed", error=str(error))
 
     def put(self, name: str) -> Path:
         """Move the topic folder of this name aside and return its new path."""

@@ -94,7 +94,7 @@ def topic_defaults(config: Config) -> TopicSettings:
 
 def _end(error: Exception) -> None:
     """End the process: the thread that makes writes durable has failed, and no write would be answered any more."""
-    log.critical("node ends: the log's writer has failed", error=repr(error), exc_info=error)
+    log.critical("flush thread failed, node exiting", error=repr(error), exc_info=error)
     os._exit(1)
 
 

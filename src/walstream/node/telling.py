@@ -90,8 +90,8 @@ class Telling:
 
         def noted(change: Change | None, error: Exception | None) -> None:
             if error is not None:
-                log.error("a node that has joined was not noted", peer=peer, error=str(error))
-                link.fail(LinkRefused(f"That node {peer} has joined is not kept: {error}."))
+                log.error("node join not saved", peer=peer, error=str(error))
+                link.fail(LinkRefused(f"topics.json was not saved with node {peer} as a member: {error}."))
             elif change is not None:
                 log.info("a node has joined", peer=peer)
                 self._joined()
@@ -116,7 +116,8 @@ class Telling:
                 log.error("a catalogue was refused", peer=peer, error=str(error))
                 # The controller tells it again to a link that is new.
                 is_known = isinstance(error, WalstreamError)
-                link.fail(error if is_known else LinkRefused(f"The topics are not kept: {error}."))  # type: ignore[arg-type]
+                refusal = error if is_known else LinkRefused(f"The controller's catalogue was not saved: {error}.")
+                link.fail(refusal)  # type: ignore[arg-type]
             else:
                 if change is not None and change.meta is not None:
                     log.info("joined the cluster", cluster_id=cluster_id, controller=peer, topics=len(change.topics))
