@@ -17,7 +17,7 @@ from walstream.sim.storage_node import unexpected
 
 SEED = {
     "compacting above the hw": 4,
-    "reusing journal numbers": 127,
+    "reusing journal numbers": 1136,
     "naming folders by topic": 0,
     "reopening beside everything": 9,
     "forgetting a round that fails": 3,
