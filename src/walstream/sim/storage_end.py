@@ -30,6 +30,9 @@ FETCHES = 10
 TRIES = 5
 """For a batch at the end."""
 
+CHANGES_MAX = 20
+"""Seconds until a change of the catalogue must have been taken over."""
+
 PULSES_MAX = 200
 """Fetches until a replica must have caught up."""
 
@@ -89,11 +92,18 @@ def _let_pass(world: StorageWorld) -> None:
 
 def _lower_retention(world: StorageWorld) -> None:
     """Free disks by the means that a node offers."""
+    catalogue = world.nodes[0].store.catalogue
     for topic in list(world.topics.values()):
-        leader = world.nodes[0]
         config = {**topic.config, "cleanup.policy": "delete", "retention.bytes": "2000"}
-        if leader.store.catalogue.version == world.version:
-            world.change_topics(leader.store.catalogue.configure(topic.name, config).topics)
+        for _ in range(CHANGES_MAX):
+            if catalogue.version == world.version:
+                break  # A change that was made just before the faults ended may still be on its way to the disk.
+            world.pass_time(SECOND)
+            world.tick()
+            world.pulse()
+        else:
+            raise Violation("a full disk can be freed", f"{topic.name} cannot be changed: {catalogue.version}")
+        world.change_topics(catalogue.configure(topic.name, config).topics)
         world.pass_time(SECOND)
         world.pulse()
 
