@@ -6,14 +6,16 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from log.rig import Rig, values
+from sim.test_event_loop import World
 from walstream.log.driver import ThreadDriver
 from walstream.node import supervision
-from walstream.node.supervision import supervise
+from walstream.node.supervision import RESTART_S_MAX, RESTART_S_MIN, supervise
 
 
 async def test_a_task_that_fails_is_started_again(
@@ -40,6 +42,30 @@ async def test_a_task_that_fails_is_started_again(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_the_backoff_grows_until_a_start_has_run_for_long() -> None:
+    """By when that start began, not the first one: a task that fails at once must not be restarted in a hot loop."""
+    world, starts = World(), list[float]()
+
+    async def work() -> None:
+        clock = asyncio.get_running_loop().time
+        starts.append(clock())
+        if len(starts) in (1, 13):
+            await asyncio.sleep(2 * RESTART_S_MAX)
+        if len(starts) == 15:
+            return
+        raise RuntimeError("planted")
+
+    async def supervised() -> None:
+        await supervise("a task", work)
+
+    world.play(supervised())
+    delays = [after - before for before, after in pairwise(starts)]
+    delays[0] -= 2 * RESTART_S_MAX
+    delays[12] -= 2 * RESTART_S_MAX
+    growing = [min(RESTART_S_MIN * 2**number, RESTART_S_MAX) for number in range(12)]
+    assert delays == pytest.approx([*growing, RESTART_S_MIN, 2 * RESTART_S_MIN], abs=0.01)
 
 
 async def test_work_that_is_done_is_not_started_again() -> None:
