@@ -239,6 +239,25 @@ async def test_a_clock_set_forward_lapses_no_offsets_of_a_group_that_has_just_st
         assert set(groups.table) == {"g", "simple"}
 
 
+async def test_a_node_that_takes_over_groups_lets_none_of_their_offsets_lapse_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a group that only commits it does not know for how long it has been empty: not since the node's start."""
+    async with running_node(tmp_path) as node:
+        groups = node.groups
+        _create(node, "t")
+        await groups.commit("g", {("t", 0): _at(1, node.now_ms() - 30 * DAY_MS)})
+        monkeypatch.setattr(groups, "_clock_ms", lambda: int(time.monotonic() * 1000) + 8 * DAY_MS)
+        groups.resign(NotCoordinator("Another node keeps the groups."))
+        groups.lead()
+        await _loaded(groups)
+        await groups.upkeep()
+        assert "g" in groups.table
+        monkeypatch.setattr(groups, "_clock_ms", lambda: int(time.monotonic() * 1000) + 16 * DAY_MS)
+        await groups.upkeep()
+        assert "g" not in groups.table
+
+
 async def test_retention_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_node(tmp_path, limits__offset_retention_ms=-1) as node:
         _create(node, "t")
