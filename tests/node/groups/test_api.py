@@ -210,6 +210,19 @@ async def test_offsets_in_every_version(tmp_path: Path, connect: Connect) -> Non
                 assert (await _fetch(client, version, "nobody", None))["topics"] == []
 
 
+async def test_the_note_of_an_offset_is_limited_in_bytes(tmp_path: Path, connect: Connect) -> None:
+    async with running_node(tmp_path, limits__offset_metadata_bytes_max=100) as node:
+        client = await connect(node)
+        await _create(client, "t", 1)
+        for note, code in (("x" * 100, OK), ("é" * 50, OK), ("é" * 51, OFFSET_METADATA_TOO_LARGE)):
+            committed = await ask(client, COMMIT, 8, group_id="g", generation_id_or_member_epoch=-1, topics=[
+                {"name": "t", "partitions": [
+                    {"partition_index": 0, "committed_offset": 1, "committed_metadata": note}
+                ]},
+            ])  # fmt: skip
+            assert committed["topics"][0]["partitions"][0]["error_code"] == code
+
+
 async def test_commits_are_checked_against_the_group(tmp_path: Path, connect: Connect) -> None:
     async with running_node(tmp_path, limits__group_join_delay_ms=0) as node:
         client = await connect(node)
