@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from log.power import PowerRig, UnorderedDisk, after_every_crash
-from log.rig import Rig, values
+from log.rig import LateDriver, Rig, values
 from log.test_cleaner import compacted, fill, table
 from walstream.errors import DiskFull, PartitionOffline
 from walstream.log.disk import Buffer, OsDisk, OsFile
@@ -198,6 +198,38 @@ def test_a_round_that_cannot_be_finished_is_finished_before_anything_else(tmp_pa
     assert partition.log_start == start
     assert table(partition)[0] == expected
     assert suffixes(partition) <= FINISHED
+
+
+def test_a_truncation_waits_for_a_round_that_is_being_finished_once_more(tmp_path: Path) -> None:
+    """A truncation knows no `.swap`: what is left of one would be put in place by the next start."""
+    disk, driver = FailingDisk(), LateDriver()
+    rig = Rig(tmp_path, disk, driver=driver, replicated=True)
+    partition = compacted(rig)
+    partition.become_leader(1, lambda error: None)
+    fill(rig, partition, 200, keys=60)
+    partition.advance_high_watermark(190)
+    settled(rig)
+    disk.error, disk.fails = errno.EIO, lambda call, path: call == "rename" and path.suffix == ".log"
+    rig.store.compact()
+    assert ".swap" in suffixes(partition)
+    partition.become_follower(2, lambda error: None)
+    driver.is_late = True
+    rig.store.tick()
+    heard: list[Exception | None] = []
+    partition.truncate(195, heard.append)
+    while driver.run_next():
+        driver.flush()
+    driver.flush()
+    assert ".swap" in suffixes(partition), "the disk has refused it once more"
+    assert heard == []
+    assert partition.is_held
+    driver.is_late = False
+    disk.fails = lambda call, path: False
+    rig.store.tick()
+    driver.flush()
+    assert heard == [None]
+    assert suffixes(partition) <= FINISHED
+    assert partition.log_end == 195
 
 
 def test_a_power_cut_at_any_operation_of_a_round_leaves_the_log_before_or_after_it() -> None:
