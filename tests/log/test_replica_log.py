@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from random import Random
 from threading import Event, Thread
@@ -10,8 +11,16 @@ from threading import Event, Thread
 import pytest
 
 from log.power import PowerRig, after_every_crash, contents
-from log.rig import batch, outcome, values
-from walstream.errors import CorruptBatch, CorruptLog, FencedLeaderEpoch, NotLeader, OffsetOutOfRange, RequestTimedOut
+from log.rig import LateDriver, Rig, batch, outcome, values
+from walstream.errors import (
+    CorruptBatch,
+    CorruptLog,
+    DiskFull,
+    FencedLeaderEpoch,
+    NotLeader,
+    OffsetOutOfRange,
+    RequestTimedOut,
+)
 from walstream.log.batch import assemble, parse_header, stamp, walk
 from walstream.log.driver import InlineDriver
 from walstream.log.records import Record, build_batch
@@ -87,6 +96,32 @@ def test_a_role_that_was_replaced_is_never_taken(rig: PowerRig) -> None:
     assert isinstance(heard[0], NotLeader)
     assert not partition.is_leader
     assert partition.epochs.to_list() == [[1, 0]]
+
+
+def test_a_role_is_not_taken_by_a_log_that_was_reopened_meanwhile(tmp_path) -> None:
+    """It has no role then: the core that asked for this one begins again from what recovery has found."""
+    driver = LateDriver()
+    rig = Rig(tmp_path, driver=driver, replicated=True)
+    partition = rig.topic()
+    lead(partition, 1)
+    rig.write(partition, "x")
+    partition.stop_role()
+    driver.is_late = True
+    rig.store.save_checkpoint(lambda error: None)
+    heard: list[Exception | None] = []
+    partition.become_leader(2, heard.append)  # Waits for the checkpoint after that one.
+    rig.disk.faults["sync", ".log"] = errno.ENOSPC
+    rig.settle()
+    assert isinstance(partition.write_error, DiskFull)
+    rig.disk.faults.clear()
+    rig.store.tick()
+    reopened = partition.truncations
+    while driver.run_next():
+        driver.flush()
+    assert (partition.write_error, partition.truncations) == (None, reopened + 1)
+    assert [type(error) for error in heard] == [NotLeader]
+    with pytest.raises(NotLeader):
+        rig.append(partition, "y")
 
 
 def test_durable_is_not_visible(rig: PowerRig) -> None:
