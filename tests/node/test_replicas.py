@@ -33,7 +33,7 @@ from node.running import Client, Connect, batch_of, running_node
 from walstream.cluster.local import NewTopic, Topic
 from walstream.cluster.static import Told, encode_told
 from walstream.config.replication import ClusterNode
-from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable
+from walstream.errors import ConnectionLost, CoordinatorLoading, CoordinatorUnavailable, NotCoordinator
 from walstream.log.checkpoint import key_text
 from walstream.node import replicas as replicas_module
 from walstream.node.catalogue_changes import change_catalogue
@@ -557,6 +557,30 @@ async def test_a_replica_that_fails_while_its_epoch_is_saved_is_not_shown_as_lea
         await until(lambda: metadata.state(key).epoch > state.epoch, "the epoch is saved")  # type: ignore[union-attr]
         assert nodes[0].placement.find(nodes[0].catalogue.topics["t"], 0).leader == -1
         assert health(nodes[0])[1]["replication"]["leaderless"] == ["t-0"]
+
+
+async def test_a_node_whose_replica_of_the_offsets_has_failed_keeps_no_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that are not told would heartbeat on, and commit in vain, until the node is restarted."""
+
+    def failing(replica: Replica, effect: SetHighWatermark) -> None:
+        if replica.partition.topic == OFFSETS_TOPIC and replica.partition.is_leader:
+            raise RuntimeError("a bug")
+        advance(replica, effect)
+
+    advance = DOING[SetHighWatermark]
+    async with running_cluster(tmp_path) as nodes:
+        groups = nodes[0].groups
+        await until(lambda: in_sync(nodes[0], OFFSETS_TOPIC) == [1, 2, 3], "all replicas are in sync")
+        nodes[0].store.create_topics([NewTopic("t", 1, {}, (1, 2, 3))])
+        await until(lambda: groups._refusal is None, "the offsets are read")
+        await groups.commit("g", {("t", 0): Committed(1, -1, "", nodes[0].now_ms())})
+        monkeypatch.setitem(DOING, SetHighWatermark, failing)
+        with pytest.raises(NotCoordinator):
+            await groups.commit("g", {("t", 0): Committed(2, -1, "", nodes[0].now_ms())})
+        with pytest.raises(NotCoordinator):
+            groups.check()
 
 
 async def test_nothing_is_kept_of_topics_that_were_deleted(tmp_path: Path, connect: Connect) -> None:
