@@ -120,11 +120,13 @@ def test_partitions_that_come_and_go_meanwhile(tmp_path: Path) -> None:
     assert sorted(again.store.partitions) == [("kept", 0), ("new", 0)]
 
 
-def test_indexes_are_saved_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("partitions", [9, 10])
+def test_indexes_are_saved_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int) -> None:
+    """And a checkpoint after them, also where the last slice has none: without it recovery does not read on there."""
     monkeypatch.setattr("walstream.log.store.INDEX_BYTES_PER_SLICE", 3_000)
     loop = Loop()
     rig = Rig(tmp_path, driver=loop)
-    rig.topic(partitions=10)
+    rig.topic(partitions=partitions)
     for partition in rig.store.partitions.values():
         partition.append(memoryview(batch("x", now_ms=rig.now_ms)), now_ms=rig.now_ms)
     loop.flush()
@@ -135,7 +137,8 @@ def test_indexes_are_saved_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyP
         loop.posted.popleft()()
         callbacks += 1
     assert callbacks >= 3
-    assert len(list(tmp_path.glob("topics/*/*/*.index"))) == 10
+    assert len(list(tmp_path.glob("topics/*/*/*.index"))) == partitions
+    assert len(rig.store._saver.saved.partitions) == partitions
 
 
 def test_the_file_is_what_encoding_all_at_once_gives() -> None:
