@@ -49,7 +49,7 @@ from walstream.ops.metrics import Exporter
 from walstream.processes import free_port
 from walstream.replication.effects import Append, Effect, Report, SetHighWatermark
 from walstream.replication.events import Event, MetadataChanged, Received
-from walstream.replication.messages import Catalogue, Data
+from walstream.replication.messages import Catalogue, Data, Watermark
 from walstream.replication.wire.frames import VERSION
 from walstream.replication.wire.version_1_push import PushPlan
 
@@ -661,6 +661,37 @@ async def test_the_end_of_a_link_that_was_replaced_leaves_the_newer_one(tmp_path
         await until(lambda: others.incoming.get(1) in others._all, "the follower has a link")
         assert (await produce(client, b"a", acks=-1))[0] == NONE
         await until(lambda: in_sync(nodes[0], "t") == [1, 2, 3], "all replicas are in sync")
+
+
+async def test_what_waits_behind_a_catalogue_ends_with_its_link(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core that is told of the end of a link hears nothing more of it: credit is that of the next one."""
+    received: list[object] = []
+    feed = Replica.feed
+
+    def noting(replica: Replica, event: object) -> None:
+        received.append(getattr(event, "message", None))
+        feed(replica, event)  # type: ignore[arg-type]
+
+    async with running_cluster(tmp_path) as nodes:
+        await create(await connect(nodes[0]), nodes)
+        node, replicas = nodes[1], nodes[1].replicas
+        assert replicas is not None
+        changes: list[Callable[[None, None], None]] = []
+        monkeypatch.setattr(Replica, "feed", noting)
+        for closes in (False, True):
+            link = replicas.links.incoming[1]
+            watermark = Watermark(node.store.partition("t", 0).key, 1, 1, 0, 0, 0)
+            told = Catalogue(node.catalogue.version + 1, encode_told(Told(list(node.catalogue.topics.values()))))
+            with monkeypatch.context() as patched:
+                patched.setattr(node.store.changes, "submit", lambda plan, done: changes.append(done))
+                replicas.link_delivered(link, [told, watermark])
+            if closes:
+                link.fail(ConnectionLost("planted"))
+            assert not any(message is watermark for message in received)
+            changes.pop()(None, None)  # The catalogue is durable.
+            assert any(message is watermark for message in received) == (not closes)
 
 
 async def test_a_follower_is_dialled_whatever_has_failed(
