@@ -18,6 +18,7 @@ from walstream.log.disk import OsDisk
 from walstream.log.journal import Journal, PartitionKey, Redo
 from walstream.log.partition_log import PartitionLog
 from walstream.log.settings import TopicSettings
+from walstream.log.store import RESERVE_CHECKPOINTS
 from walstream.sim.disk import SimDisk
 
 SEGMENT = TopicSettings(segment_bytes=MIB)
@@ -140,6 +141,27 @@ def test_what_the_reserve_holds_is_for_what_frees_space(disk: Path) -> None:
     ballast.unlink()
     wait(rig, 3)
     assert_writes(rig, other)
+
+
+def test_a_reserve_that_could_not_grow_with_the_checkpoint_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    wanted = RESERVE_CHECKPOINTS * 5 * MIB
+    answers, asked = [OSError(errno.EIO, "Input/output error"), False, True], list[int]()
+
+    def keep(size: int) -> bool:
+        asked.append(size)
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(rig.disk, "keep_reserve", keep)
+    rig.store._saver.saved_bytes = 5 * MIB
+    for _ in range(5):
+        rig.store.tick()
+    assert asked == [wanted] * 3, "until it is made"
 
 
 def test_a_few_mib_are_enough_on_a_small_disk_and_the_error_names_how_many(disk: Path) -> None:
