@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from walstream.errors import WalstreamError
 from walstream.node.peer_links import PeerLink
 from walstream.replication import events as on
@@ -86,6 +88,7 @@ class ColdLog:
     high_watermark: int = 10
     gaps_below: int = 0
     log_start: int = 0
+    batch_offsets: int = 1
 
     @property
     def segments(self) -> list[Any]:
@@ -97,7 +100,7 @@ class ColdLog:
         return None
 
     def read_replica_blocking(self, offset: int, bytes_max: int) -> Found:
-        return Found(offset + 1)
+        return Found(offset + self.batch_offsets)
 
 
 @dataclass(eq=False)
@@ -135,6 +138,20 @@ def test_a_session_that_begins_while_a_thread_reads_for_the_last_one_is_served()
     link.serve()
     assert [(message.session, message.offset) for message in wire.sent if isinstance(message, Data)] == [(2, 5)]
     assert link.waiting == 0
+
+
+@pytest.mark.parametrize(("gaps_below", "may_have_gaps"), [(0, False), (3, False), (4, True), (10, True)])
+def test_data_that_begins_where_compaction_may_have_left_gaps_says_so(gaps_below: int, may_have_gaps: bool) -> None:
+    """Also where it ends behind them: the follower would refuse the gap, and never get past it."""
+    link, wire, host = linked()
+    replica: Any = Replica(ColdLog(gaps_below=gaps_below, batch_offsets=5))
+    link.send_data(replica, request(1, 3))
+    link.serve()
+    host.run_first()
+    link.serve()
+    assert [(sent.offset, sent.next_offset, sent.may_have_gaps) for sent in wire.sent if isinstance(sent, Data)] == [
+        (3, 8, may_have_gaps)
+    ]
 
 
 def test_who_reads_for_nobody_lines_nobody_up() -> None:
