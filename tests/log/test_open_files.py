@@ -195,6 +195,30 @@ def test_a_partition_that_could_open_no_file_comes_back_by_itself(tmp_path, code
     assert values(rig.again().store.partition("t", 0)) == found
 
 
+def test_a_sync_that_fails_on_the_way_back_keeps_the_journal_for_every_segment(tmp_path):
+    """The kernel tells once of pages that it could not write, and settling has the same files open."""
+    rig = Rig(tmp_path)
+    partition = rig.topic(segment_bytes="1024")
+    for number in range(3):
+        rig.write(partition, f"{number}" + "." * 90)
+    rig.write(partition, "synced" * 5_000)
+    written, first = values(partition), partition.segments[0]
+    assert [segment.synced_size < segment.size for segment in partition.segments] == [True, False]
+    rig.disk.faults["write", ".log"] = errno.EMFILE
+    rig.write(partition, "refused")
+    assert isinstance(partition.write_error, OutOfFiles)
+    rig.disk.faults.clear()
+    rig.disk.faults["sync", first.path.name] = errno.EIO
+    rig.store.tick()
+    rig.driver.flush()
+    assert isinstance(partition.write_error, OutOfFiles)
+    rig.disk.faults.clear()
+    rig.settle()
+    os.truncate(first.path, 0)  # As a power cut leaves it.
+    again = rig.again().store.partition("t", 0)
+    assert (values(again), again.damaged) == (written, [])
+
+
 def test_a_start_that_can_open_no_file_changes_nothing(tmp_path):
     disk = Watched()
     rig = Rig(tmp_path, disk)
