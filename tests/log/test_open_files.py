@@ -219,6 +219,23 @@ def test_a_sync_that_fails_on_the_way_back_keeps_the_journal_for_every_segment(t
     assert (values(again), again.damaged) == (written, [])
 
 
+def test_a_partition_that_could_open_no_file_waits_for_no_space(tmp_path, monkeypatch):
+    """Those that never met the full disk take writes with as little space as there is."""
+    rig = Rig(tmp_path)
+    partition, other = rig.topic(), rig.topic("other")
+    monkeypatch.setattr(rig.disk, "free_bytes", lambda path: 1)
+    assert rig.store.resume_bytes > 1
+    rig.disk.faults["write", "t@"] = errno.EMFILE
+    rig.write(partition, "refused")
+    assert isinstance(partition.write_error, OutOfFiles)
+    rig.disk.faults.clear()
+    rig.store.tick()
+    rig.driver.flush()
+    rig.write(partition, "later")
+    rig.write(other, "later")
+    assert values(partition)[-1] == values(other)[-1] == "later"
+
+
 def test_a_start_that_can_open_no_file_changes_nothing(tmp_path):
     disk = Watched()
     rig = Rig(tmp_path, disk)
