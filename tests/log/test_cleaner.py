@@ -90,6 +90,21 @@ def test_tombstones_go_in_time(rig):
     assert without <= with_tombstones
 
 
+def test_tombstones_that_are_gone_ask_for_no_round(rig):
+    """Otherwise every tick of retention would write a log again in which nothing has changed."""
+    partition = compacted(rig)
+    fill(rig, partition, 300)
+    settle(rig)
+    assert partition.tombstones_due_ms is not None
+    rig.now_ms += 5000
+    settle(rig)
+    segments = partition.segments
+    assert segments[0].path.name.endswith(".log")
+    rig.now_ms += 5000
+    settle(rig)
+    assert partition.segments == segments
+
+
 def test_rounds_go_on_over_restarts(rig):
     partition = compacted(rig)
     for seed in range(4):
