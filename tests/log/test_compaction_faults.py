@@ -14,9 +14,10 @@ from random import Random
 import pytest
 
 from log.power import PowerRig, UnorderedDisk, after_every_crash
-from log.rig import LateDriver, Rig, values
+from log.rig import LateDriver, Rig, batch, values
 from log.test_cleaner import compacted, fill, table
 from walstream.errors import DiskFull, PartitionOffline
+from walstream.log.batch import stamp
 from walstream.log.disk import Buffer, OsDisk, OsFile
 from walstream.log.partition_log import PartitionLog
 from walstream.log.scrub import check
@@ -261,6 +262,34 @@ def test_a_power_cut_at_any_operation_of_a_round_leaves_the_log_before_or_after_
     assert before[0] == after[0]
     assert before[1] > after[1]
     assert all(outcome in (before, after) for outcome in outcomes)
+
+
+def test_a_gap_is_refused_until_a_checkpoint_says_that_gaps_follow(tmp_path: Path) -> None:
+    """Without it a recovery takes the gap for lost records: also while the disk refuses the checkpoint."""
+    disk = FailingDisk()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition = rig.topic()
+    partition.become_follower(1, lambda error: None)
+    received = {offset: batch("x") for offset in (0, 7)}
+    for offset, data in received.items():
+        stamp(data, offset, 1)
+    partition.append_replicated([received[0]], offset=0)
+    rig.settle()
+
+    def send() -> None:
+        partition.append_replicated([received[7]], offset=1, may_have_gaps=True)
+
+    disk.fails = lambda call, path: (call, path.name) == ("write", "checkpoint.json")
+    for _ in range(3):
+        with pytest.raises(PartitionOffline, match="is being saved"):
+            send()
+    disk.fails = lambda call, path: False
+    with pytest.raises(PartitionOffline, match="is being saved"):
+        send()
+    send()
+    rig.driver.flush()
+    again = rig.again(replicated=True).store.partition("t", 0)
+    assert (again.log_end, again.damaged, again.is_unclean) == (8, [], False)
 
 
 @pytest.mark.parametrize("clean", [True, False])
