@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from log.power import FOLDER, PowerRig, after_every_crash
 from log.rig import FaultyDisk, LateDriver, Rig, values
 from walstream.cluster.local import Topic
-from walstream.errors import CorruptLog, DirectoryUnusable
+from walstream.errors import CorruptLog, DirectoryUnusable, PartitionOffline
 from walstream.log.folders import partition_name, rename_old_folders, topic_folder
 from walstream.sim.disk import SimDisk
 
@@ -96,6 +96,24 @@ def test_a_truncation_that_comes_behind_the_deletion_creates_no_folder(tmp_path,
     assert rig.disk.list(tmp_path / "topics") == []
     assert logs == []
     assert rig.store.write_failures == 0
+
+
+def test_a_topic_in_whose_place_a_catalogue_has_another_of_its_name_is_removed(tmp_path):
+    """A node that was away finds both in one change: deleted, and created again with fewer partitions."""
+    rig = Rig(tmp_path, replicated=True)
+    rig.topic(partitions=3)
+    gone = list(rig.store.partitions.values())
+    for partition in gone:
+        partition.become_leader(1, lambda error: None)
+        rig.write(partition, "old")
+    topic = Topic("t", uuid4(), 2, since=rig.catalogue.version + 2)
+    rig.store.take_over(rig.catalogue.version + 2, [topic])
+    rig.driver.flush()
+    assert [partition.key for partition in rig.store.partitions.values()] == [(topic.id, 0), (topic.id, 1)]
+    for partition in gone:
+        with pytest.raises(PartitionOffline, match="was deleted"):
+            rig.append(partition, "late")
+    assert list((tmp_path / "topics").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_moved_aside_is_removed_by_the_next_start(tmp_path):
