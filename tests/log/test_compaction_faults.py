@@ -16,7 +16,7 @@ import pytest
 from log.power import PowerRig, UnorderedDisk, after_every_crash
 from log.rig import LateDriver, Rig, batch, values
 from log.test_cleaner import compacted, fill, table
-from walstream.errors import DiskFull, PartitionOffline
+from walstream.errors import DiskFull, OutOfFiles, PartitionOffline
 from walstream.log.batch import stamp
 from walstream.log.disk import Buffer, OsDisk, OsFile
 from walstream.log.partition_log import PartitionLog
@@ -290,6 +290,32 @@ def test_a_gap_is_refused_until_a_checkpoint_says_that_gaps_follow(tmp_path: Pat
     rig.driver.flush()
     again = rig.again(replicated=True).store.partition("t", 0)
     assert (again.log_end, again.damaged, again.is_unclean) == (8, [], False)
+
+
+def test_a_gap_is_refused_by_a_log_that_was_reopened_before_the_checkpoint_said_so(tmp_path: Path) -> None:
+    """A reopening recovers from the state in memory, which is not durable."""
+    disk = FailingDisk()
+    rig = Rig(tmp_path, disk, replicated=True)
+    partition = rig.topic()
+    partition.become_follower(1, lambda error: None)
+    received = {offset: batch("x") for offset in (0, 1, 7)}
+    for offset, data in received.items():
+        stamp(data, offset, 1)
+    partition.append_replicated([received[0]], offset=0)
+    rig.settle()
+
+    def send() -> None:
+        partition.append_replicated([received[7]], offset=1, may_have_gaps=True)
+
+    disk.fails = lambda call, path: (call, path.name) == ("write", "checkpoint.json")
+    with pytest.raises(PartitionOffline, match="is being saved"):
+        send()
+    partition.failed(OutOfFiles("t-0: too many open files"))
+    rig.store.tick()
+    rig.driver.flush()
+    assert partition.write_error is None
+    with pytest.raises(PartitionOffline, match="is being saved"):
+        send()
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -85,7 +85,7 @@ class KeptLog(ReadableLog):
         self.producers = recovered.producers
         self.cleaned_until = recovered.cleaned_until
         self.gaps_below = recovered.gaps_below
-        self.takes_gaps = self._are_gaps_noted = recovered.takes_gaps
+        self.takes_gaps = recovered.takes_gaps
         self.tombstones_due_ms = recovered.tombstones_due_ms
         self._mend(lambda _: list(recovered.damaged))
         if not self.replicated:

@@ -83,6 +83,7 @@ class PartitionLog(KeptLog):
         self._has_folder = False
         """Whether the folder is known to be durable."""
         self.adopt(recovered)
+        self._are_gaps_noted = recovered.takes_gaps  # A start recovers from what is durable, a reopening does not.
 
     # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────
 
