@@ -27,6 +27,9 @@ Record = tuple[bytes | None, bytes | None]
 
 NOTHING_FOREIGN = 1 << 62
 
+IN_FLIGHT_MAX = 5
+"""Batches that an idempotent producer may have in flight; a log remembers as many of each producer."""
+
 
 @dataclass(slots=True)
 class Sent:
@@ -81,11 +84,14 @@ class Client:
     """Whether it sends nothing new, so that others replace what it has written."""
 
     def truncated(self, end: int) -> None:
-        """Send again what the log has lost: the next batch has the sequence of the first one that is gone."""
+        """Send again what the log has lost: the next batch has the sequence of the first one that is gone.
+
+        A batch that IN_FLIGHT_MAX others have followed was acknowledged to the producer, which never sends it again.
+        """
         for number, sent in enumerate(self.batches):
             if sent.next > end:
                 self.sequence = sent.sequence
-                del self.batches[number:]
+                del self.batches[0 if len(self.batches) - number >= IN_FLIGHT_MAX else number :]
                 return
 
 
