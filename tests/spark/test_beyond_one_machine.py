@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from itertools import combinations
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,11 +152,14 @@ def total(tables: Mapping[str, DataFrame]) -> int:
 
 
 class Task(NamedTuple):
-    """A task that has read rows from the log."""
+    """A task that has run."""
 
     executor: str
     began_ms: int
     ended_ms: int
+    stage: int
+    reads: bool
+    """Whether it has read rows from the log."""
 
 
 def recorded(folder: Path) -> dict[str, str]:
@@ -173,7 +177,7 @@ def recorded(folder: Path) -> dict[str, str]:
 
 
 def tasks(folder: Path) -> list[Task]:
-    """The tasks that have read rows, by what Spark recorded."""
+    """The tasks that have run, by what Spark recorded."""
     (file,) = folder.iterdir()
     events = [json.loads(line) for line in file.read_text().splitlines()]
     reading = {
@@ -181,9 +185,11 @@ def tasks(folder: Path) -> list[Task]:
         for event in events
         if event["Event"] == "SparkListenerStageSubmitted" and reads_the_log(event["Stage Info"]["RDD Info"])
     }
-    ended = (event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in reading)
-    infos = (event["Task Info"] for event in ended)
-    return [Task(info["Executor ID"], info["Launch Time"], info["Finish Time"]) for info in infos]
+    ended = [(event["Stage ID"], event["Task Info"]) for event in events if event["Event"] == "SparkListenerTaskEnd"]
+    return [
+        Task(info["Executor ID"], info["Launch Time"], info["Finish Time"], stage, stage in reading)
+        for stage, info in ended
+    ]
 
 
 def reads_the_log(datasets: list[dict[str, Any]]) -> bool:
@@ -193,8 +199,14 @@ def reads_the_log(datasets: list[dict[str, Any]]) -> bool:
 
 
 def check_that_executors_read_in_parallel(found: list[Task]) -> None:
-    assert len({task.executor for task in found}) == standalone.WORKERS
+    """Rows are read by as many tasks as there are executors, and one reads while another one works.
+
+    Which executor takes a task is Spark's choice: while one was slow with its first task of another table, the other
+    one has read both parts of a table one after the other (seen on a busy machine).
+    """
+    reading = [task for task in found if task.reads]
+    assert max(Counter(task.stage for task in reading).values()) >= standalone.WORKERS, found
     assert any(
         one.executor != other.executor and one.began_ms < other.ended_ms and other.began_ms < one.ended_ms
-        for one, other in combinations(found, 2)
+        for one, other in product(reading, found)
     ), found
