@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
-import msgspec
-
 from walstream import logs
 from walstream.cluster.local import Catalogue, Change, NewTopic, Topic
 from walstream.errors import (
@@ -589,9 +587,13 @@ class LogStore:
         if partition.is_discarded:
             partition.end_reopening(None)
             return
-        # With the durable log start: a later one may not outlive a kill, which segments below it have to.
         durable = self._saver.saved.partition(partition.key)
-        saved = msgspec.structs.replace(partition.checkpoint(), log_start=durable.log_start if durable else 0)
+        if partition.log_start > (durable.log_start if durable is not None else 0):
+            # Recovery removes what is below the log start, and syncs nothing there before the journal forgets it: after
+            # a kill that must be the log start, too.
+            self.save_checkpoint(partial(self._recover_after, partition, reader))
+            return
+        saved = partition.checkpoint()
 
         def work() -> None:
             found: Recovered | None = None
@@ -609,6 +611,14 @@ class LogStore:
 
         # Behind every write that is still queued: they all fail, and none may come after the scan.
         self.commit.run_between(work)
+
+    def _recover_after(self, partition: PartitionLog, reader: RedoReader, error: Exception | None) -> None:
+        """Continue when the log start is durable; after an error the next tick tries again."""
+        if error is None:
+            self._recover(partition, reader)
+        else:
+            log.warning("partition stays offline", partition=partition.name, error=str(error))
+            partition.end_reopening(None)
 
     def _reopened(self, partition: PartitionLog, found: Recovered | None) -> None:
         if partition.is_discarded:
