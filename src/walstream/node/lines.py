@@ -50,7 +50,7 @@ class Owner(Protocol):
         """Return where the next bytes go; never empty."""
 
     def received(self, count: int) -> None:
-        """Hear that so many bytes were written there. What it raises ends the connection."""
+        """Handle so many bytes that were written there; an exception ends the connection."""
 
     def writable(self) -> None:
         """Hear that the line has room again."""

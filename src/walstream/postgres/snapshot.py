@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from walstream.errors import PublicationMissing, QueryFailed
+from walstream.errors import LockTimeout, PublicationMissing
 from walstream.positions import Lsn
 from walstream.postgres import catalogue
 from walstream.postgres.identity import Identity, PartIdentity
@@ -190,10 +190,8 @@ def _looked(connection: Connection, part_id: int, query: str) -> bool | None:
             if found is None or found[0].isdecimal():
                 return None
             row = connection.execute(query.format(part=found[0], id=part_id).encode()).fetchone()
-    except QueryFailed as error:
-        if error.sqlstate in _TAKEN_STATES:
-            return None
-        raise
+    except LockTimeout:
+        return None
     return row is not None and bool(row[0])
 
 
@@ -274,7 +272,6 @@ _BRIEFLY: Final = """
     SELECT pg_catalog.set_config('lock_timeout', '1s', true), pg_catalog.set_config('statement_timeout', '5s', true),
            pg_catalog.set_config('row_security', 'off', true)
 """
-_TAKEN_STATES: Final = frozenset({"55P03"})
 
 SAMPLED_ROWS: Final = 10_000
 """VACUUM FULL and CLUSTER keep xmin and, mostly, the order of rows: an old row is among the first, if there is any."""

@@ -135,7 +135,7 @@ def _catch_up(world: StorageWorld) -> None:
 
 
 def _lacks(world: StorageWorld, account: Account) -> str:
-    """Say what a partition lacks; nothing if all nodes have all of it."""
+    """Return what a partition is missing; empty if all nodes have all of it."""
     logs = [node.log_of((account.topic_id, account.index)) for node in world.nodes]
     led = world.led(account)
     if led is None:
